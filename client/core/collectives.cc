@@ -113,6 +113,7 @@ absl::StatusOr<std::shared_ptr<Collectives::Arena>> Collectives::TakeArena(uint6
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena memory, BucketArena::Create("thalweg-given", size, true));
   THALWEG_RETURN_IF_ERROR(tell_(ipc::ShareArena{number, size}, memory.fd()));
+  memory.CloseFd();  // there may be thousands of them
   return std::make_shared<Arena>(Arena{number, std::move(memory)});
 }
 
@@ -214,6 +215,7 @@ absl::Status Collectives::Announce(const Key& key, Pending pending, std::shared_
 
 absl::Status Collectives::OnShareArena(const ipc::ShareArena& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  arena.CloseFd();
   MutexLock lock(mutex_);
   results_[message.number] = std::make_shared<const BucketArena>(std::move(arena));
   return absl::OkStatus();

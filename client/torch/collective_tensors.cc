@@ -131,4 +131,11 @@ at::Tensor AsReal(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
+at::Tensor WithoutRepeats(at::Tensor tensor, const at::Tensor& like) {
+  for (int64_t dim = 0; dim < like.dim(); ++dim) {
+    if (like.stride(dim) == 0 && like.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  }
+  return tensor;
+}
+
 }  // namespace thalweg

@@ -36,5 +36,8 @@ int64_t LargestOf(const std::vector<at::Tensor>& tensors);  // number of element
 std::vector<at::Tensor> Padded(const std::vector<at::Tensor>& tensors, int64_t elems);
 // Returns a real tensor on the memory of a complex one, whose numbers are folded as pairs.
 at::Tensor AsReal(const at::Tensor& tensor);
+// Returns the part of a tensor that `like`, of the same sizes, has in memory: one element along
+// each dimension in which that is expanded.
+at::Tensor WithoutRepeats(at::Tensor tensor, const at::Tensor& like);
 
 }  // namespace thalweg

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -68,6 +69,16 @@ std::exception_ptr ErrorOf(const absl::Status& status) {
   return std::make_exception_ptr(std::runtime_error(absl::StrCat("thalweg: ", status.message())));
 }
 
+// Torch may throw on a thread on which nobody would catch it.
+absl::Status Try(const std::function<void()>& then) {
+  try {
+    then();
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const std::vector<at::Tensor>& inputs,
@@ -89,7 +100,7 @@ void CollectiveWork::FinishOne(const absl::Status& status) {
   }
   // `then` refers to tensors; they are released here, not with the work.
   const auto then = std::exchange(then_, nullptr);
-  if (error.ok() && then != nullptr) then();
+  if (error.ok() && then != nullptr) error = Try(then);
   finish(error.ok() ? nullptr : ErrorOf(error));
   if (error.ok()) {
     future_->markCompleted(c10::IValue(outputs_));
@@ -100,7 +111,7 @@ void CollectiveWork::FinishOne(const absl::Status& status) {
 
 bool CollectiveWork::isCompleted() {
   std::lock_guard lock(mutex_);
-  return completed_;
+  return completed_ && future_->completed();
 }
 
 bool CollectiveWork::isSuccess() const {
@@ -125,6 +136,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   }
   if (exception_ != nullptr) std::rethrow_exception(exception_);
   lock.unlock();
+  future_->wait();      // it is complete a moment later; its callbacks are not waited for
   Work::synchronize();  // torch forgets a work that has been waited for
   return true;
 }

@@ -110,7 +110,10 @@ std::span<std::byte> ProcessGroup::Memory::Got(const at::Tensor& tensor) {
 void ProcessGroup::Memory::Attach(CollectiveWork& work) && {
   work.Then([copies = std::move(copies), kept = std::move(kept)] {
     const at::NoGradGuard no_grad;
-    for (const auto& [from, to] : copies) to.copy_(from);
+    for (const auto& [from, to] : copies) {
+      const c10::InferenceMode mode(to.is_inference());  // the caller's thread was in it
+      WithoutRepeats(to, to).copy_(WithoutRepeats(from, to));
+    }
   });
 }
 

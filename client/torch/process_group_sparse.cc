@@ -96,6 +96,7 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
     return self->allgather(outputs, inputs, of_all);
   };
   const auto add_up = [whole, all, tensor, op, size = getSize()] {
+    const c10::InferenceMode mode(tensor.is_inference());
     const at::Tensor values = at::cat(all->values);
     at::Tensor sum = at::sparse_coo_tensor(at::cat(all->indices, 1), values, tensor.sizes());
     sum = sum.coalesce();

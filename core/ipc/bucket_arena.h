@@ -58,6 +58,8 @@ class BucketArena {
   uint64_t payload_bytes() const { return payload_bytes_; }
   // Returns the descriptor for Connection::Send; the arena keeps ownership.
   int fd() const { return fd_.get(); }
+  // Closes the descriptor, which is not to be sent any more; the memory stays.
+  void CloseFd() { fd_ = UniqueFd(); }
 
   // Begins a round (writer). Must be called before the round is announced; otherwise a reader may
   // take the previous round's chunks for this one's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -65,3 +67,53 @@ def works_that_torch_counts() -> None:
         assert torch._C._distributed_c10d._get_work_registry_size() == before + 1
         work.wait()
         assert torch._C._distributed_c10d._get_work_registry_size() == before
+
+
+@check
+def futures_of_works_that_have_been_waited_for() -> None:
+    """Have their value already."""
+    for _ in range(500):
+        tensor = mine(5)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        future = work.get_future()
+        work.wait()
+        assert future.done()
+        assert work.is_completed()
+        same(future.value()[0], tensor)
+
+
+@check
+def tensors_that_repeat_their_memory() -> None:
+    expected = everybodys(3, 1).sum(0).repeat(4, axis=1)
+    tensor = mine(3, 1).expand(3, 4)
+    dist.all_reduce(tensor)
+    same(tensor, expected)
+    tensor = torch.zeros(1, device=tensor.device).expand(2, 4)
+    dist.broadcast(tensor, 0) if dist.get_rank() else dist.broadcast(torch.ones_like(tensor), 0)
+    assert dist.get_rank() == 0 or tensor.eq(1).all()
+
+
+@check
+def inference_mode() -> None:
+    """Allows what is not contiguous, too."""
+    with torch.inference_mode():
+        tensor = mine(3, 4).t()
+        dist.all_reduce(tensor)
+        same(tensor, everybodys(3, 4).sum(0).T)
+        outputs = [torch.empty(4, 3).t() for _ in range(dist.get_world_size())]
+        dist.all_gather(outputs, mine(3, 4))
+        same(torch.stack(outputs), everybodys(3, 4))
+
+
+@check
+def many_at_once() -> None:
+    """Hold no descriptor each."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    tensors = [torch.full((5000,), float(number)) for number in range(300)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for number, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        assert work is not None
+        work.wait()
+        assert tensor.eq(number * dist.get_world_size()).all()
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 50

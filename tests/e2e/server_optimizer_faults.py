@@ -1,5 +1,6 @@
 """Contains scripts that do what ServerOptimizer cannot bear."""
 
+import copy
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,9 @@ import torch.distributed as dist
 from jobs import outcome
 from server_optimizer_trainers import Trainer, on_servers
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg.ps import ServerOptimizer
 
 
 def _break(break_it: Callable[[Trainer], Any], rank: int = 0) -> str:
@@ -59,6 +63,11 @@ def broken() -> str:
         trainer.optimizer.zero_grad()
         scaler.scale(trainer.loss()).backward()
 
+    def share_memory(trainer: Trainer) -> None:
+        trainer.optimizer.zero_grad()
+        trainer.loss().backward()
+        trainer.model.share_memory()
+
     def use_weights_directly(trainer: Trainer) -> None:
         trainer.optimizer.zero_grad()
         hidden = trainer.model[1](trainer.model[0](torch.ones(64)))
@@ -78,7 +87,79 @@ def broken() -> str:
         change_weights,
         leave_one_out,
         scale,
+        share_memory,
         use_weights_directly,
         other_settings,
     )
     return _break({way.__name__: way for way in ways}[os.environ["BREAK"]])
+
+
+def misused() -> str:
+    """All workers do what MISUSE says; returns the error."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+    def step(optimizer: ServerOptimizer, model: nn.Module) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+
+    def unfreeze() -> None:
+        model[0].requires_grad_(False)
+        optimizer = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+        step(optimizer, model)
+        model[0].requires_grad_(True)
+        step(optimizer, model)
+
+    def share_parameters() -> None:
+        former = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+        step(former, model)
+        later = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+        step(later, model)
+
+    def sparse() -> None:
+        words = nn.Embedding(4, 2, sparse=True)
+        optimizer = ServerOptimizer(words.parameters(), "sgd", lr=0.1)
+        words(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    def load_head_alone() -> None:
+        head = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model[1](torch.ones(3)).sum().backward()
+        head.step()
+        head.zero_grad()
+        ServerOptimizer(model.parameters(), "adamw", lr=0.1).load_state_dict(head.state_dict())
+
+    def in_ddp() -> None:
+        step(
+            ServerOptimizer(model.parameters(), "sgd", lr=0.1),
+            DistributedDataParallel(model),
+        )
+
+    ways = (unfreeze, share_parameters, sparse, load_head_alone, in_ddp)
+    return outcome({way.__name__: way for way in ways}[os.environ["MISUSE"]])
+
+
+def two_scalers() -> list[float]:
+    """Trains two models, each with a scaler of its own scale; returns how far they are from those
+    that torch trains.
+    """
+    torch.manual_seed(0)
+    ours = [nn.Linear(4, 3), nn.Linear(4, 3)]
+    torchs = copy.deepcopy(ours)
+
+    def train(models: list[nn.Linear], optimizers: list[torch.optim.Optimizer]) -> None:
+        scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (2.0**10, 2.0**16)]
+        for _ in range(3):
+            for model, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.ones(4)).square().sum()).backward()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+
+    train(ours, [ServerOptimizer(m.parameters(), "sgd", lr=0.1, loss_scaling=True) for m in ours])
+    train(torchs, [torch.optim.SGD(m.parameters(), lr=0.1) for m in torchs])
+    return [
+        float((a.weight - b.weight).detach().abs().max()) for a, b in zip(ours, torchs, strict=True)
+    ]

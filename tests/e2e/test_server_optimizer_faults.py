@@ -19,8 +19,28 @@ BROKEN = {
     "change_weights": "0.1 has been changed since the last step",
     "leave_one_out": "1.2, 0.2, 0.0 got no gradient in this step",
     "scale": "gradients carry a loss scale of 4",
+    "share_memory": "the gradient of 0.0 has been pushed to the shards",
     "other_settings": "a learning rate or the like changes",
 }
+
+MISUSED = {
+    "unfreeze": "0.0, 0.1 requires a gradient, but did not when ServerOptimizer was made",
+    "share_parameters": "0.3 belongs to another ServerOptimizer, which was made later",
+    "sparse": "0.0 got a sparse gradient, which shards do not take",
+    "load_head_alone": "0.2 has seen 1 steps, 0.0 has seen 0 steps",
+    "in_ddp": "ServerOptimizer takes the place of DistributedDataParallel",
+}
+
+
+@pytest.mark.parametrize("how", MISUSED)
+def test_what_would_train_something_else_is_refused_on_all_workers(how, tmp_path):
+    for result in run("misused", tmp_path, (1, 1), 1, MISUSE=how):
+        assert MISUSED[how] in result
+
+
+def test_each_of_two_optimizers_has_the_scale_of_its_own_scaler(tmp_path):
+    for result in run("two_scalers", tmp_path, (1, 1), 1):
+        assert max(result) < 1e-6
 
 
 def test_weights_used_before_they_were_here_fail_the_step(tmp_path):

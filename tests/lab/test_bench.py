@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,14 +122,25 @@ def test_fsdp_reports_steps_of_sharded_models_beside_gloo(tmp_path):
     assert "is gone" not in result.stderr
 
 
-def test_ps_reports_steps_on_workers_on_shards_and_with_local_updates(tmp_path):
+def test_ps_reports_steps_on_workers_and_on_shards(tmp_path):
     arguments = ["--rate", "none", "--repeats", "1", "--model", "swin-t", "--clip", "1"]
-    arguments += ["--steps", "2", "--local"]
+    arguments += ["--steps", "2"]
     result = run("ps", *SMALL, *arguments, "--peers", "", "--json", tmp_path / "rows.json")
     assert result.returncode == 0, result.stderr
     rows = read_rows(tmp_path / "rows.json")
-    assert [row["system"] for row in rows] == ["workers", "servers", "local"]
+    assert [row["system"] for row in rows] == ["workers", "servers"]
     assert all("clipped to 1" in row["case"] for row in rows)
+
+
+def test_local_reports_intervals_beside_what_advice_predicts(tmp_path):
+    arguments = ["--nodes", "2", "--rate", "1gbit", "--repeats", "1", "--model", "swin-t"]
+    arguments += ["--every", "2", "--forward", "0.01"]
+    result = run("local", *arguments, "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [row["system"] for row in rows] == ["alone", "local"]
+    assert rows[0]["min_s"] > rows[0]["bound_s"]
+    assert re.search(r"local: [+-][\d.]+% from the [\d.]+ s that advice predicts", result.stdout)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import logging
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ class Node:
 
 def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_two_modules_of_a_process_keep_three_files_each(tmp_path):
+    modules = {name: ResidualFiles(str(tmp_path), 0) for name in ("G", "D")}
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(files.write, name, step, b"state")
+            for step in range(50)
+            for name, files in modules.items()
+        ]
+    for job in jobs:
+        job.result()
+    assert len(names(tmp_path)) == 6
+    for name, files in modules.items():
+        assert files.read(name, 49) == b"state"
+    del modules["D"], files
+    modules["G"].write("G", 50, b"state")
+    assert len(names(tmp_path)) == 3
 
 
 def test_node_writes_its_file_after_rank_0_has_saved_and_only_then(tmp_path):

@@ -10,6 +10,7 @@ namespace thalweg {
 
 absl::Status Arenas::Add(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  arena.CloseFd();
   MutexLock lock(mutex_);
   of_workers_[{local_rank, message.number}] = std::make_shared<const BucketArena>(std::move(arena));
   return absl::OkStatus();

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 import struct
+import threading
+import weakref
 import zlib
 from pathlib import Path
 
 _HEADER = struct.Struct("<8sQI")
 _MAGIC = b"TWRESID1"
-_KEPT = 3  # files of a node: those of two checkpoints, and of the end of a job
+_KEPT = 3  # files of a node and module: those of two checkpoints, and of the end of a job
 
 
 class ResidualFiles:
@@ -23,11 +25,16 @@ class ResidualFiles:
     def __init__(self, folder: str, node: int) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._node = node
+        _alive.add(self)
 
     def write(self, job: str, step: int, state: bytes) -> None:
         """Writes a file as a whole or not at all, and removes the oldest of this node's. Raises
-        OSError.
+        OSError. Thread-safe.
         """
+        with _writing:
+            self._write(job, step, state)
+
+    def _write(self, job: str, step: int, state: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(job, step)
         unfinished = path.with_name(f"{path.name}.unfinished")
@@ -65,8 +72,14 @@ class ResidualFiles:
         mine = f"*-node{self._node}.residuals"
         others = [path for path in self.folder.glob(mine) if path != newest]
         others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in [*others[_KEPT - 1 :], *self.folder.glob(f"{mine}.unfinished")]:
+        # Modules of this process may have jobs of their own, whose files are here, too.
+        modules = sum((each.folder, each._node) == (self.folder, self._node) for each in _alive)
+        for path in [*others[_KEPT * modules - 1 :], *self.folder.glob(f"{mine}.unfinished")]:
             path.unlink(missing_ok=True)
+
+
+_writing = threading.Lock()
+_alive: weakref.WeakSet[ResidualFiles] = weakref.WeakSet()
 
 
 def _read(path: Path) -> bytes:

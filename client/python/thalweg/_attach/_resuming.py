@@ -79,17 +79,32 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     if found is None or _SAVED_BY_HAND in loaded:
         return
     missing = next((why for _, why in everyone if why), "")
-    how = f"begins at zero: {missing}" if missing else "goes on, from files"
     problem = "not all workers have loaded it"
     if len(loaded) == 1:
-        problem = state.ride_on(found, None if missing else held_back, how)
-    if problem and meeting.rank == 0:
+        problem = state.ride_on(found, None if missing else held_back)
+    if meeting.rank != 0:
+        return
+    if problem:
         _log.warning(
             "job %s: the codec begins anew, with step 1, in spite of what the optimizer's "
             "checkpoint has of it: %s",
             state.job,
             problem,
         )
+    else:
+        _say_what_goes_on(state, found, missing)
+
+
+def _say_what_goes_on(state: State, found: Mapping[str, Any], missing: str) -> None:
+    _log.log(
+        # Who has asked for files hears that they are not there.
+        logging.WARNING if missing and state.has_residual_files else logging.INFO,
+        "job %s: the codec goes on after step %d, from the optimizer's checkpoint; what nodes held "
+        "back of gradients %s",
+        state.job,
+        _codec_states.rounds_of(found["shared"]),
+        f"begins at zero: {missing}" if missing else "goes on, from files",
+    )
 
 
 def _find_residuals(state: State, found: Mapping[str, Any] | None) -> tuple[bytes | None, str]:

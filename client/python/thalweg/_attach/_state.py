@@ -234,9 +234,9 @@ class State:
             result["residuals"] = self.residuals.keep(whole)
         return result
 
-    def ride_on(self, riding: Mapping[str, Any], held_back: bytes | None, how: str) -> str:
+    def ride_on(self, riding: Mapping[str, Any], held_back: bytes | None) -> str:
         """Goes on from what rode in an optimizer's checkpoint, and from what this node has held
-        back, where it is known; `how` tells people. Returns why it cannot, or "".
+        back, where it is known. Returns why it cannot, or "".
         """
         saved = str(riding.get("codec", ""))
         if saved.partition(":")[0] != self.codec.partition(":")[0]:
@@ -249,15 +249,8 @@ class State:
                 shared = _codec_states.with_residuals(shared, held_back)
         except ValueError as error:
             return str(error).removeprefix("thalweg: ")
-        if self._keeper is None:
-            return ""
-        self._keeper.load_codec_state(shared)
-        if self._place.node == 0:
-            text = (
-                "job %s: the codec goes on after step %d, from the optimizer's checkpoint; what "
-                "nodes held back of gradients %s"
-            )
-            _log.info(text, self.job, _codec_states.rounds_of(shared), how)
+        if self._keeper is not None:
+            self._keeper.load_codec_state(shared)
         return ""
 
     @property

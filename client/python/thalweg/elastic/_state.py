@@ -60,7 +60,7 @@ class State:
         """Sets all parts to what they were at the last commit."""
         for name, kept in self._kept.items():
             part = getattr(self, name)
-            if _is_object(part):
+            if _is_object(part) and kept is not None:
                 part.load_state_dict(_copy(kept, None))  # optimizers keep what they are given
             else:
                 setattr(self, name, copy.deepcopy(kept))

@@ -51,6 +51,8 @@ def begin(way: str, args: argparse.Namespace) -> Training:
         state = thalweg.ddp.attach(wrapped, codec or "fp32")
         return Training(wrapped, inner, lambda: state.stats()["wire_bytes_sent"], state.close)
     outer = {"name": "nesterov", "lr": args.outer_lr, "momentum": args.outer_momentum}
+    if args.outer_momentum == 0:
+        outer = {"name": "sgd", "lr": args.outer_lr}
     if codec.startswith("sparse"):
         outer = {"name": "sgd"}  # what is held back comes later, which a momentum would repeat
     local = LocalOptimizer(inner, every=int(kind), outer=outer, codec=codec or "fp32")

@@ -16,12 +16,12 @@ class Committing:
         self.max_grad_norm = max_grad_norm
         self.norm: float | None = None  # of the latest step that had one, before clipping
         self._serving = serving
-        self._unscaled_by = 1.0  # what unscale_() has been told in this step
+        self._unscaled_by: float | None = None  # what unscale_() has been told in this step
         self._bound: float | None = None  # of this step alone
 
     def forget_step(self) -> None:
         """The step has ended without an update, and without being finished."""
-        self._unscaled_by, self._bound = 1.0, None
+        self._unscaled_by = self._bound = None
 
     def look_for_infinities(self, groups: Sequence[Group], inverse_scale: float) -> bool:
         """Notes what the step is to multiply gradients by. Returns whether one is not finite."""
@@ -30,13 +30,13 @@ class Committing:
 
     def clip(self, groups: Sequence[Group], bound: float) -> float:
         """Lets this step clip to `bound`. Returns the norm before."""
-        if not self._is_scale(self._unscaled_by):
+        if self._unscaled_by is None and not self._is_scale(1.0):
             self._serving.fail(
                 f"gradients carry a loss scale of {self._serving.loss_scale:g}: call "
                 "scaler.unscale_(optimizer) before clipping"
             )
         self._bound = bound
-        return math.sqrt(self._serving.look(groups).squares) / self._unscaled_by
+        return math.sqrt(self._serving.look(groups).squares) / (self._unscaled_by or 1.0)
 
     def finish_step(
         self, groups: Sequence[Group], given_scale: float | None, *, is_finite: bool
@@ -44,16 +44,15 @@ class Committing:
         """Lets the shards update, or not; returns which. `given_scale` is what GradScaler has given
         to step().
         """
-        scale, self._unscaled_by = self._unscaled_by, 1.0
+        told, self._unscaled_by = given_scale or self._unscaled_by, None
         bounds = (self._bound or self.max_grad_norm, own_bound(groups))
         bound, self._bound = min(filter(None, bounds), default=0.0), None
-        if given_scale is not None:
-            scale = given_scale
-        if not self._is_scale(scale):
+        if told is None and not self._is_scale(1.0):
             self._serving.fail(
-                f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
-                f"them by {scale:g}: call scaler.step(optimizer)"
+                f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() does "
+                "not know it: call scaler.step(optimizer)"
             )
+        scale = told or 1.0
         if bound:
             self.norm = math.sqrt(self._serving.look(groups).squares) / scale
         if is_finite:

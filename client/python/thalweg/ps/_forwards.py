@@ -39,7 +39,7 @@ def watch(serving: Serving) -> Handle:
     """From now on each module waits for its own parameters before its forward(), and for all before
     its state_dict(). Returns a handle that ends this.
     """
-    ref = weakref.ref(serving)  # the hook is torch's, and outlives the optimizer
+    ref = weakref.ref(serving)  # the hook is torch's
 
     def before(module: nn.Module, _: Any) -> None:  # noqa: ANN401
         ours = ref()
@@ -48,7 +48,9 @@ def watch(serving: Serving) -> Handle:
 
     _patches.install("ps", nn.Module, "state_dict", _wait_first)
     _servings.add(serving)
-    return _Watch(serving, register_module_forward_pre_hook(before))
+    hook = register_module_forward_pre_hook(before)
+    weakref.finalize(serving, hook.remove)
+    return _Watch(serving, hook)
 
 
 def _wait_first(

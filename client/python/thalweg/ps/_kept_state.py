@@ -103,11 +103,13 @@ class KeptState(FixedGroups):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what torch's optimizer of this kind returned. Call it on all workers; the shards
         get rank 0's, with its parameters, when the next step's first gradient is pushed.
+        ValueError: parameters have seen different numbers of steps.
         """
         self._serving.wait()
         self._serving.meet()
         load_unrounded(self, super().load_state_dict, state_dict)
         self._serving.check_rule(self.param_groups)
+        self._serving.state.check(self.state)
         self._serving.state.recall()
 
     @or_rolled_back

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from thalweg._torch import _precision
 from thalweg.ps import _downward, _forwards, _joining, _scaling, _upward
@@ -22,8 +23,12 @@ from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState
+from thalweg.ps._step_faults import stranger_of
 from thalweg.ps._unused import Used
 from thalweg.ps._wishes import Wishes, check_bound
+
+# By parameter: a weak reference to the ServerOptimizer that was made for it last.
+_owners: Any = WeakIdKeyDictionary()
 
 
 class ServerOptimizer(Clipping):
@@ -199,6 +204,8 @@ class ServerOptimizer(Clipping):
             with torch.enable_grad():
                 loss = closure()
         self._serving.check_open()
+        if fault := stranger_of(self._buckets, self.param_groups):
+            self._serving.fail(fault)
         self._serving.complete(self.param_groups, self.state)
         if self._serving.is_idle:
             return loss
@@ -255,10 +262,22 @@ class ServerOptimizer(Clipping):
 
     def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
         ref = weakref.ref(self)  # parameters may outlive the optimizer
+        _owners[parameter.tensor] = ref
 
-        def hook(_: Tensor) -> None:
+        def hook(tensor: Tensor) -> None:
             ours = ref()
-            if ours is not None and not ours._accumulates:
-                ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
+            if ours is None or ours._accumulates:
+                return
+            if _owners[tensor]() not in (ours, None):
+                ours._serving.fail(
+                    f"{parameter.name} belongs to another ServerOptimizer, which was made later: "
+                    "call close() of the former one before"
+                )
+            if tensor.grad is not None and tensor.grad.layout != torch.strided:
+                ours._serving.fail(
+                    f"{parameter.name} got a sparse gradient, which shards do not take: make its "
+                    "module with sparse=False, or leave it to an optimizer of torch's"
+                )
+            ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
 
         return hook

@@ -22,6 +22,11 @@ class PushedGrad(Tensor):
         grad._name = name
         return grad
 
+    def share_memory_(self) -> NoReturn:
+        """Raises, as all else does; torch's would look for the memory that is not there."""
+        self.zero_()
+        raise AssertionError
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PushedGrad({self._name})"
 
@@ -36,9 +41,10 @@ class PushedGrad(Tensor):
         name = next((arg._name for arg in _flat(args) if isinstance(arg, PushedGrad)), "")
         raise RuntimeError(
             f"thalweg: the gradient of {name} has been pushed to the shards, which update its "
-            f"weights: nobody can read or change it any more ({func}). To clip, give max_grad_norm "
-            "to ServerOptimizer; before another backward pass call zero_grad(), and put all passes "
-            "of a step but the last into `with optimizer.accumulate():`"
+            f"weights: nobody can read or change it any more ({func}). ServerOptimizer takes the "
+            "place of DistributedDataParallel: train the plain module. To clip, give it "
+            "max_grad_norm; before another backward pass call zero_grad(), and put all passes of a "
+            "step but the last into `with optimizer.accumulate():`"
         )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.ps._bucket import Bucket
+from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._rules import Kind
 from thalweg.ps._snapshot_files import Saved
+from thalweg.ps._some import some
 
 States = MutableMapping[Tensor, Any]  # a torch optimizer's state
 
@@ -38,6 +39,11 @@ class ShardState:
                 if self._kind.counts_steps:
                     state["step"] = torch.tensor(float(steps))
                 states[each.tensor] = state
+
+    def check(self, states: States) -> None:
+        """Raises ValueError where the shards cannot have this state."""
+        for bucket in self._buckets:
+            steps_of(bucket.parameters, [states.get(p.tensor, {}) for p in bucket.parameters])
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the float32 weights by name."""
@@ -99,7 +105,7 @@ class ShardState:
         if self._is_first:
             for bucket in self._buckets:
                 known = [dict(states.get(each.tensor, {})) for each in bucket.parameters]
-                bucket.write(self._unpublished(bucket), known, _steps(known))
+                bucket.write(self._unpublished(bucket), known, steps_of(bucket.parameters, known))
         for bucket in self._buckets:
             bucket.remember()
         states.clear()
@@ -120,13 +126,19 @@ def _shape(shape: torch.Size | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 
-def _steps(states: list[dict[str, Any]]) -> int:
-    """Returns how many steps these states have seen, all the same. Raises ValueError."""
-    found = {int(state["step"]) for state in states if "step" in state}
-    if len(found) > 1:
-        counts = ", ".join(map(str, sorted(found)))
-        raise ValueError(f"thalweg: parameters have done different numbers of steps: {counts}")
-    if found:
-        return found.pop()
-    # SGD only knows whether it has begun.
-    return int(any(value is not None for state in states for value in state.values()))
+def steps_of(parameters: Sequence[Parameter], states: Sequence[Mapping[str, Any]]) -> int:
+    """Returns how many steps these parameters, which travel together, have seen. ValueError: not
+    equally many; one without a state has seen none.
+    """
+    if not any("step" in state for state in states):
+        # SGD only knows whether it has begun.
+        return int(any(value is not None for state in states for value in state.values()))
+    counts = [int(state.get("step", 0)) for state in states]
+    if len(set(counts)) > 1:
+        of_each = {count: each.name for each, count in zip(parameters, counts, strict=True)}
+        texts = [f"{name} has seen {count} steps" for count, name in of_each.items()]
+        raise ValueError(
+            f"thalweg: {some(texts)}, and shards count the steps of parameters that travel "
+            "together: make ServerOptimizer with find_unused_parameters=True"
+        )
+    return counts[0]

@@ -14,6 +14,7 @@ from thalweg._job._collectives import Meeting
 from thalweg.ps._bucket import Bucket
 from thalweg.ps._rules import Kind
 from thalweg.ps._serving import Serving
+from thalweg.ps._shard_state import steps_of
 
 
 class ShardedState:
@@ -71,5 +72,5 @@ class ShardedState:
     def _write(self, state: Mapping[str, Any]) -> None:
         for bucket in self._own:
             own = [state[each.name] for each in bucket.parameters]
-            steps = int(max(float(one["step"]) for one in own))
+            steps = steps_of(bucket.parameters, own)
             bucket.write([one["weight"] for one in own], own, steps)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.ps._bucket import Bucket
+from thalweg.ps._bucket import Bucket, served
+from thalweg.ps._rules import Group
 from thalweg.ps._some import some
 
 
@@ -34,4 +35,16 @@ def change_of(buckets: Sequence[Bucket]) -> str:
     return (
         f"{some(changed)} has been changed since the last step, and the shards do not know that: "
         "call publish() on all workers after changing parameters"
+    )
+
+
+def stranger_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
+    """Returns which parameters of the groups no shard would update; empty: none."""
+    known = {id(each.tensor) for bucket in buckets for each in bucket.parameters}
+    strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
+    if not strangers:
+        return ""
+    return (
+        f"{some(strangers)} requires a gradient, but did not when ServerOptimizer was made, so "
+        "that no shard updates it: make a new one"
     )
