@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
     directory.configured.push_back(shards->configured_.back().get());
   }
   if (addresses.empty()) directory.configured.push_back(shards->own_.get());
+  directory.are_own = addresses.empty();
   directory.addresses = addresses;
   directory.connect = [remote, &registry](const std::string& address) -> std::shared_ptr<Shard> {
     return RemoteShard::Create(address, remote, registry);

@@ -298,7 +298,11 @@ def refused(tmp_path_factory):
             "ConfigError: thalweg: rank 0: weight is torch.complex64, expected one of "
             "torch.float32, torch.float16, torch.bfloat16, torch.float64",
         ),
-        ("module", "TypeError: thalweg: attach() got a Linear, expected DistributedDataParallel"),
+        (
+            "module",
+            "TypeError: thalweg: attach() got a Linear, expected the model in "
+            "torch.nn.parallel.DistributedDataParallel, after init_process_group()",
+        ),
     ],
 )
 def test_attach_refuses_with_the_same_words_on_all_workers(refused, case, expected):

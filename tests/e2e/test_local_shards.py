@@ -124,6 +124,28 @@ def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_
     assert warnings == (local_shards == "0")
 
 
+@pytest.mark.parametrize("variable", ["THALWEG_LOCAL_SHARDS", "THALWEG_MIN_NODES"])
+def test_nodes_that_have_no_shard_to_meet_at_are_told_so_and_do_not_wait(variable, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SUMMARY)
+    value = "0" if variable == "THALWEG_LOCAL_SHARDS" else "1"
+    # The test's limit is shorter than the timeout.
+    variables = {"THALWEG_TIMEOUT": "600", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    with servers() as nothing:
+        env = environment(nothing.folder) | variables | {variable: value}
+        done = subprocess.run(
+            [*RUN, "--nodes", "2", str(path)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+    assert done.returncode == 1
+    for node in (0, 1):
+        assert f"2 nodes, but the sidecar of node {node} knows no aggregator" in done.stderr
+    assert variable in done.stderr
+
+
 SECRETIVE = """
 import gc, json, logging, secrets
 import torch, torch.distributed as dist

@@ -172,3 +172,11 @@ def test_doctor_tells_what_is_set_and_what_is_misspelt(capsys, monkeypatch):
     assert "warn  THALWG_ENABLE=1 means nothing (did you mean THALWEG_ENABLE?)" in lines
     for name in ("GPUs", "bfloat16", "RDMA", "link"):
         assert len([line for line in lines if f"  {name}: " in line]) == 1, lines
+
+
+def test_value_that_only_torchs_import_would_complain_of_fails():
+    found = list(_doctor_variables.findings({"THALWEG_COMPAT": "apx"}, {}))
+    assert [(each.level, each.text) for each in found][-1] == (
+        "FAIL",
+        "THALWEG_COMPAT is 'apx', expected 0, 1 or apex",
+    )

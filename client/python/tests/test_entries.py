@@ -85,7 +85,7 @@ def test_text_is_for_local_updates_alone():
     codec = codecs.parse("sparse:ratio=0.1", also=[Sparse])
     assert codec == Sparse(ratio=0.1)
     assert codec.spec() == "sparse:ratio=0.1,feedback=0.95"
-    with pytest.raises(ValueError, match="codec is 'sparse', expected one of fp32, fp16"):
+    with pytest.raises(ValueError, match=r"codec is 'sparse', expected .*LocalOptimizer"):
         policy.parse("sparse")
     with pytest.raises(ValueError, match="ratio is '2', expected a number above 0, at most 1"):
         codecs.parse("sparse:2", also=[Sparse])

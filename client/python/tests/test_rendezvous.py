@@ -63,6 +63,22 @@ def test_missing_ranks_are_named_to_all_that_came(connect):
     assert isinstance(errors[0], TimeoutError)
 
 
+def test_rank_0_says_once_whom_it_waits_for_before_it_gives_up(connect, caplog):
+    with ThreadPoolExecutor(1) as pool:
+        alone = pool.submit(
+            _rendezvous.gather,
+            *(connect(), "k", ""),
+            where="attach()",
+            rank=0,
+            world=3,
+            timeout=3 * SHORT,
+            quiet=SHORT,
+        )
+    assert isinstance(alone.exception(), TimeoutError)
+    text = "thalweg: waiting for rank 1, 2 to come to attach(), for 0.6 s at most (THALWEG_TIMEOUT)"
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
 def test_rank_0_is_named_when_nobody_answers(connect):
     [error] = meet(connect, {1: "b"}, world=3, timeout=SHORT)
     assert isinstance(error, TimeoutError)

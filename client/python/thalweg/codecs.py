@@ -60,6 +60,8 @@ def parse(text: str, what: str = "codec", also: Sequence[type[Codec]] = ()) -> C
     known = _BY_NAME | {kind.name: kind for kind in also}
     if name not in known:
         like = did_you_mean(name, known)
+        if name == Sparse.name:
+            like = "; sparse is for thalweg.ps.LocalOptimizer(codec=…), in code"
         raise ValueError(f"{what} is {text!r}, expected one of {', '.join(known)}{like}")
     kind = known[name]
     if not colon:

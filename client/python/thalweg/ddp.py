@@ -96,7 +96,8 @@ def attach(
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(
-            f"thalweg: attach() got a {type(ddp_model).__name__}, expected DistributedDataParallel"
+            f"thalweg: attach() got a {type(ddp_model).__name__}, expected the model in "
+            "torch.nn.parallel.DistributedDataParallel, after init_process_group()"
         )
     problem = ""
     try:
@@ -169,7 +170,7 @@ def _attach(
     residuals: str,
 ) -> State:
     group = ddp_model.process_group
-    _rendezvous.await_all(group, me.step_timeout)
+    _rendezvous.await_all(group, me.step_timeout, me.timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     rank = meeting.rank
     workers = _member.meet(me, meeting)

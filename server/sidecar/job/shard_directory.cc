@@ -15,6 +15,13 @@ std::shared_ptr<Shard> Unowned(Shard* shard) { return {std::shared_ptr<void>(), 
 }  // namespace
 
 absl::StatusOr<ShardDirectory::JobShards> ShardDirectory::ShardsOf(const ipc::Hello& hello) {
+  if (hello.shards.empty() && hello.num_nodes > 1 && options_.are_own) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the workers form ", hello.num_nodes, " nodes, but the sidecar of node ", hello.node,
+        " knows no aggregator at which they could meet, and hosts no shard for this job: start it "
+        "with --aggregators HOST:PORT, or leave THALWEG_LOCAL_SHARDS at auto and THALWEG_MIN_NODES "
+        "out"));
+  }
   JobShards job;
   THALWEG_ASSIGN_OR_RETURN(job.signer, SignerOf(hello.secret));
   if (options_.hosted.shard != nullptr) {

@@ -40,6 +40,8 @@ class ShardDirectory {
     // Wraps a shard for one job, so that the job goes on when the shard forgets it, because it or
     // another node is restarted (ReturningShard). Null: it does not.
     std::function<std::shared_ptr<Shard>(std::shared_ptr<Shard>)> make_returning = nullptr;
+    // The configured shards are in this process: the nodes of a job cannot meet there.
+    bool are_own = false;
   };
   explicit ShardDirectory(Options options) : options_(std::move(options)) {}
 
@@ -50,7 +52,7 @@ class ShardDirectory {
   };
   // Returns what the job that the worker describes needs, to be held while the job lasts. Its own
   // node's shard is called directly. InvalidArgument: a shard that cannot be had, or a malformed
-  // secret.
+  // secret. FailedPrecondition: its nodes have none to meet at.
   absl::StatusOr<JobShards> ShardsOf(const ipc::Hello& hello);
   // What this sidecar offers to a job; the caller holds the invitation while nodes may join.
   struct Offer {

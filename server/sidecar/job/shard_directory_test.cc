@@ -65,6 +65,19 @@ TEST_F(ShardDirectoryTest, JobThatNamesNoShardsGetsTheConfiguredOnes) {
   EXPECT_EQ(shards->shards[0].get(), &configured_);
 }
 
+TEST_F(ShardDirectoryTest, NodesThatHaveNoShardToMeetAtAreToldAtOnce) {
+  ShardDirectory directory({.configured = {&configured_}, .are_own = true});
+  ipc::Hello hello = NodeOne({});
+  const auto shards = directory.ShardsOf(hello);
+  EXPECT_TRUE(absl::IsFailedPrecondition(shards.status()));
+  EXPECT_THAT(std::string(shards.status().message()),
+              testing::HasSubstr("the workers form 2 nodes, but the sidecar of node 1 knows no "
+                                 "aggregator at which they could meet"));
+  hello.node = 0;
+  hello.num_nodes = 1;
+  EXPECT_TRUE(directory.ShardsOf(hello).ok());
+}
+
 TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
   ShardDirectory directory = Directory(&own_);
   const auto shards =

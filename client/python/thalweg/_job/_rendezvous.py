@@ -13,6 +13,8 @@ questions that are random too: what an earlier attempt has left is never read as
 from __future__ import annotations
 
 import json
+import logging
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -24,6 +26,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 _POLL_SECONDS = 0.02  # how often rank 0 looks for new questions
 _GRACE_SECONDS = 1.0  # rank 0 tells its decision within this time
 _READING_SECONDS = 5.0  # the others read it within this time, or rank 0 goes on
+
+_log = logging.getLogger("thalweg")
 
 
 def default_store() -> Store:
@@ -60,9 +64,10 @@ def gather(
     world: int,
     timeout: float,
     variable: str = "THALWEG_TIMEOUT",
+    quiet: float = math.inf,
 ) -> list[str]:
     """Returns what all ranks give under this name, by rank; messages say `where` they meet, and
-    which `variable` has the timeout.
+    which `variable` has the timeout. After `quiet` seconds rank 0 warns of whom it waits for.
 
     Rank 0 decides, and returns when the others have read that: its process may be the store's, and
     end next. If it has waited `timeout` seconds for another rank, TimeoutError names that one
@@ -70,7 +75,8 @@ def gather(
     or has given up, gets TimeoutError as well.
     """
     if rank == 0:
-        answers = _collect(shared, name, value, world, timeout)
+        text = f"to come to {where}, for {timeout:g} s at most ({variable})"
+        answers = _collect(shared, name, value, world, timeout, quiet=quiet, text=text)
     else:
         answers = _take_part(shared, name, value, rank, timeout)
     absent = [str(other) for other, answer in enumerate(answers) if answer is None]
@@ -82,8 +88,9 @@ def gather(
     return [answer for answer in answers if answer is not None]
 
 
-def await_all(group: dist.ProcessGroup, timeout: float) -> None:
-    """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks.
+def await_all(group: dist.ProcessGroup, timeout: float, quiet: float) -> None:
+    """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks;
+    after `quiet` seconds rank 0 warns of them.
 
     What follows uses torch's collectives, which would wait as long as the process group does.
     """
@@ -101,6 +108,7 @@ def await_all(group: dist.ProcessGroup, timeout: float) -> None:
             world=dist.get_world_size(group),
             timeout=timeout,
             variable="THALWEG_STEP_TIMEOUT",
+            quiet=quiet,
         )
     except TimeoutError as error:
         raise TimeoutError(
@@ -109,12 +117,15 @@ def await_all(group: dist.ProcessGroup, timeout: float) -> None:
         ) from None
 
 
-def _collect(shared: Store, name: str, value: str, world: int, timeout: float) -> list[str | None]:
+def _collect(
+    shared: Store, name: str, value: str, world: int, timeout: float, *, quiet: float, text: str
+) -> list[str | None]:
     """Names the meeting to all who ask, and returns the values of those that come, after telling
-    them.
+    them. Warns after `quiet` seconds; `text` is what of those that have not come.
     """
     meeting = secrets.token_hex(8)
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     told: dict[int, str] = {}
     absent = list(range(1, world))
     while absent and time.monotonic() < deadline:
@@ -125,6 +136,9 @@ def _collect(shared: Store, name: str, value: str, world: int, timeout: float) -
                 told[rank] = question
         time.sleep(_POLL_SECONDS)  # torch would log a warning whenever a wait() times out
         absent = [rank for rank in absent if not shared.check([_key(name, meeting, rank)])]
+        if absent and time.monotonic() > began + quiet:
+            quiet = math.inf
+            _log.warning("thalweg: waiting for rank %s %s", ", ".join(map(str, absent)), text)
     answers = [value, *(_read(shared, _key(name, meeting, rank)) for rank in range(1, world))]
     shared.set(_key(name, meeting, "all"), json.dumps(answers))
     readers = [rank for rank, answer in enumerate(answers) if rank and answer is not None]

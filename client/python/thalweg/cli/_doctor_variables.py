@@ -7,7 +7,16 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from thalweg import _binaries
-from thalweg._settings._variables import AIAK, CODEC_SWITCHES, KNOWN, POWERSGD, SWITCHES, misspelt
+from thalweg._settings._variables import (
+    AIAK,
+    CODEC_SWITCHES,
+    KNOWN,
+    POWERSGD,
+    SWITCHES,
+    ConfigError,
+    compat_is_wanted,
+    misspelt,
+)
 from thalweg.cli._finding import Finding
 
 # They work through the entry point that torch calls when it is imported.
@@ -34,6 +43,10 @@ def findings(env: Mapping[str, str], meanings: Mapping[str, str]) -> Iterator[Fi
             text = f"{variable}={env[variable]} ({meanings.get(names[variable], 'not explained')})"
             why = without_effect(env, variable, names[variable])
             yield Finding("note", f"{text}; {why}") if why else Finding("ok", text)
+    try:
+        compat_is_wanted(env)
+    except ConfigError as error:
+        yield Finding("FAIL", str(error))
     for variable, like in misspelt(env):
         yield Finding("warn", f"{variable}={env[variable]} means nothing{like}")
 

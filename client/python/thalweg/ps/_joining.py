@@ -96,7 +96,7 @@ def join(
     me = _member.introduction(
         config, problem, running=_process_group.running_sidecar(), model=tuple(model), secret=secret
     )
-    _rendezvous.await_all(group, me.step_timeout)
+    _rendezvous.await_all(group, me.step_timeout, me.timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     workers = _member.meet(me, meeting)
     job = _member.join(workers, network, meeting, for_all_collectives=for_all_collectives)
