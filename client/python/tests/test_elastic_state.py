@@ -46,6 +46,14 @@ def test_what_follows_a_commit_is_undone_as_often_as_asked():
         assert (state.epoch, state.seen, state.commits) == (3, [7], 1)
 
 
+def test_part_that_was_nothing_at_the_last_commit_is_nothing_again():
+    state = elastic.State(scheduler=None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    state.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state.restore()
+    assert state.scheduler is None
+
+
 def test_tensors_of_a_commit_are_used_again_by_the_next():
     model, optimizer, state = training()
     step(model, optimizer)
