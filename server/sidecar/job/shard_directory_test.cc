@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "core/base/protocol.h"
 #include "server/shards/testing/fake_shard.h"
 
@@ -66,7 +68,10 @@ TEST_F(ShardDirectoryTest, JobThatNamesNoShardsGetsTheConfiguredOnes) {
 }
 
 TEST_F(ShardDirectoryTest, NodesThatHaveNoShardToMeetAtAreToldAtOnce) {
-  ShardDirectory directory({.configured = {&configured_}, .are_own = true});
+  ShardDirectory::Options options;
+  options.configured = {&configured_};
+  options.are_own = true;
+  ShardDirectory directory(std::move(options));
   ipc::Hello hello = NodeOne({});
   const auto shards = directory.ShardsOf(hello);
   EXPECT_TRUE(absl::IsFailedPrecondition(shards.status()));
