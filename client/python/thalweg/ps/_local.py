@@ -267,5 +267,6 @@ def _check_caller(ref: weakref.ref[LocalOptimizer]) -> None:
         ours.close()
         raise RuntimeError(
             "thalweg: step() of the inner optimizer was called, and nothing would be exchanged: "
-            "call that of LocalOptimizer, and give it to GradScaler and trainers"
+            "call that of LocalOptimizer, and give it to GradScaler and trainers; if that is "
+            "another LocalOptimizer, call close() of this one before"
         )
