@@ -268,7 +268,7 @@ class ServerOptimizer(Clipping):
             ours = ref()
             if ours is None or ours._accumulates:
                 return
-            if _owners[tensor]() not in (ours, None):
+            if _owners.get(tensor, ref)() not in (ours, None):
                 ours._serving.fail(
                     f"{parameter.name} belongs to another ServerOptimizer, which was made later: "
                     "call close() of the former one before"
