@@ -71,7 +71,7 @@ def works_that_torch_counts() -> None:
 
 @check
 def futures_of_works_that_have_been_waited_for() -> None:
-    """Have their value already."""
+    """A work's future has its value when wait() has returned."""
     for _ in range(500):
         tensor = mine(5)
         work = dist.all_reduce(tensor, async_op=True)
@@ -96,7 +96,7 @@ def tensors_that_repeat_their_memory() -> None:
 
 @check
 def inference_mode() -> None:
-    """Allows what is not contiguous, too."""
+    """Tensors that are not contiguous may be given and got in it, too."""
     with torch.inference_mode():
         tensor = mine(3, 4).t()
         dist.all_reduce(tensor)
@@ -108,7 +108,7 @@ def inference_mode() -> None:
 
 @check
 def many_at_once() -> None:
-    """Hold no descriptor each."""
+    """A collective in flight holds no descriptor."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     tensors = [torch.full((5000,), float(number)) for number in range(300)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]

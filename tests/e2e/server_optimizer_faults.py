@@ -117,6 +117,13 @@ def misused() -> str:
         later = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
         step(later, model)
 
+    def go_back_to_the_former() -> None:
+        former = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+        later = ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+        later.close()
+        step(former, model)
+        assert later.param_groups  # it is still there
+
     def sparse() -> None:
         words = nn.Embedding(4, 2, sparse=True)
         optimizer = ServerOptimizer(words.parameters(), "sgd", lr=0.1)
@@ -136,7 +143,14 @@ def misused() -> str:
             DistributedDataParallel(model),
         )
 
-    ways = (unfreeze, share_parameters, sparse, load_head_alone, in_ddp)
+    ways = (
+        unfreeze,
+        share_parameters,
+        go_back_to_the_former,
+        sparse,
+        load_head_alone,
+        in_ddp,
+    )
     return outcome({way.__name__: way for way in ways}[os.environ["MISUSE"]])
 
 

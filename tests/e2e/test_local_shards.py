@@ -116,7 +116,11 @@ def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_
         arguments = ["--nodes", nodes, "--shards", "1", "--local-shards", local_shards]
         output, results = run(nothing.folder, tmp_path, arguments, SUMMARY)
     (logged,) = re.findall(r"\[node0\.sidecar\].* job '[^']*': (.*; 100 MB take .*)", output)
-    assert "as long as in a ring; " in logged
+    # A starved machine may measure links of which one carries both as long.
+    forecast = (
+        r".+; 100 MB take [\d.e-]+ s, ([\d.]+ times )?as long as in a ring; .+ link carries .+"
+    )
+    assert re.fullmatch(forecast, logged)
     assert len(results) == int(nodes)
     for result in results:
         assert f"\nplacement: {logged}\ncodec: fp32" in result["summary"]

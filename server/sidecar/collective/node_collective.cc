@@ -202,16 +202,11 @@ absl::Status NodeCollective::Keep(uint32_t number, const JobOutcome& outcome) {
     Put(chunk, payload);
     return absl::OkStatus();
   }
-  if (plan_.result_units == 0) return absl::OkStatus();
   THALWEG_RETURN_IF_ERROR(
       FoldPieces(chunk, outcome, [this](const Segment& segment, uint64_t /*at*/, uint64_t within) {
         return result_bytes() + segment.got * unit_bytes() + within;
       }));
-  ForPieces(chunk, [this](const Segment& segment, uint64_t, uint64_t within, uint64_t bytes) {
-    const uint64_t begin = segment.got * unit_bytes() + within;
-    MutexLock lock(mutex_);
-    parts_.Add(begin, begin + bytes);
-  });
+  CountParts(chunk);
   return absl::OkStatus();
 }
 
@@ -220,9 +215,7 @@ void NodeCollective::Put(const Chunk& chunk, const Payload& payload) {
   auto piece = payload.pieces.begin();
   size_t used = 0;  // of the piece
   ForPieces(chunk, [&](const Segment& segment, uint64_t, uint64_t within, uint64_t bytes) {
-    const uint64_t begin = segment.got * unit_bytes() + within;
-    const uint64_t end = begin + bytes;
-    std::byte* to = result_bytes() + begin;
+    std::byte* to = result_bytes() + segment.got * unit_bytes() + within;
     while (bytes > 0) {
       const uint64_t count = std::min<uint64_t>(bytes, piece->size() - used);
       std::memcpy(to, piece->data() + used, count);
@@ -234,8 +227,15 @@ void NodeCollective::Put(const Chunk& chunk, const Payload& payload) {
         used = 0;
       }
     }
+  });
+  CountParts(chunk);
+}
+
+void NodeCollective::CountParts(const Chunk& chunk) {
+  ForPieces(chunk, [this](const Segment& segment, uint64_t, uint64_t within, uint64_t bytes) {
+    const uint64_t begin = segment.got * unit_bytes() + within;
     MutexLock lock(mutex_);
-    parts_.Add(begin, end);
+    parts_.Add(begin, begin + bytes);
   });
 }
 

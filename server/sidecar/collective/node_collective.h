@@ -106,6 +106,8 @@ class NodeCollective {
   absl::Status FoldPieces(const Chunk& chunk, const JobOutcome& outcome, auto&& place_of);
   absl::StatusOr<Payload> FoldHere(const Chunk& chunk, const JobOutcome& outcome);
   void Put(const Chunk& chunk, const Payload& payload);
+  // The chunk is in the result.
+  void CountParts(const Chunk& chunk);
 
   ipc::Collect spec_;
   const std::string group_name_;

@@ -258,6 +258,10 @@ class ServerOptimizer(Clipping):
         """Leaves the job. Parameters stay as they are. May be called again."""
         for hook in self._hooks:
             hook.remove()
+        for bucket in self._buckets:
+            for each in bucket.parameters:
+                if _owners.get(each.tensor, weakref.ref(bucket))() is self:
+                    del _owners[each.tensor]
         self._serving.close()
 
     def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:

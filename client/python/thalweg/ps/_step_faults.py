@@ -41,9 +41,10 @@ def change_of(buckets: Sequence[Bucket]) -> str:
 def stranger_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
     """Returns which parameters of the groups no shard would update; empty: none."""
     known = {id(each.tensor) for bucket in buckets for each in bucket.parameters}
-    strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
-    if not strangers:
+    trained = (p for group in groups for p in group["params"] if p.requires_grad)
+    if all(id(parameter) in known for parameter in trained):
         return ""
+    strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
     return (
         f"{some(strangers)} requires a gradient, but did not when ServerOptimizer was made, so "
         "that no shard updates it: make a new one"
