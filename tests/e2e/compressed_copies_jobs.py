@@ -14,6 +14,7 @@ import fsdp_models as models
 import job_runner
 import torch
 import torch.distributed as dist
+from compressed_copies_sums import recovered, whole_numbers
 from compressed_fsdp_cases import (
     WIDTH,
     Remarks,
@@ -27,12 +28,12 @@ from fsdp1_cases import Groups
 from held_back import held_back
 from job_runner import sent_bytes
 from jobs import outcome
-from powersgd_parity_jobs import first_factor
 from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from thalweg._sharded._units import units_of
 from thalweg.fsdp import compress, state_of
 
 POWERSGD = "powersgd:rank=4,start=0"
@@ -108,71 +109,6 @@ def _missing(codec: str, batch: torch.Tensor, true: dict[str, torch.Tensor]) -> 
     return max(missing.values()) / (STEPS * 10 * copies * 2.0**-24 * 2 * largest)
 
 
-def recovered() -> dict[str, float]:
-    """Returns how far PowerSGD is from the true mean of gradients whose rank its factors have, in
-    units of what float32 allows, and how far with factors of rank 1.
-
-    A batch of one on each of four workers makes a gradient of a rank of 4 at most: P = M F spans
-    the columns of M, so that the result P̂ P̂ᵀ M is M. powersgd_parity_jobs.py derives how far
-    arithmetic may be off, from the means of the copies' norms. A worker's gradient has the norm
-    |x| |dy|, and no mean of such exceeds the largest.
-    """
-    mesh = fsdp2_cases.mesh_of(Groups.of("thalweg"), True)
-    source = torch.Generator().manual_seed(dist.get_rank())
-    given = torch.randn(2, 1, 64, generator=source)
-
-    def gradient(codec: str) -> torch.Tensor:
-        model: nn.Module = fully_shard(nn.Sequential(nn.Linear(64, 64, bias=False)), mesh=mesh)
-        if codec:
-            compress(model, codec)
-        (model(given[0]) * given[1]).sum().backward()
-        [weight] = model.parameters()
-        return models.local(weight.grad).double()
-
-    true = gradient("")
-    rows, columns = true.shape
-    size = (given[0].norm() * given[1].norm()).double()
-    dist.all_reduce(size, dist.ReduceOp.MAX)
-    factor = first_factor("0.weight", columns, 4, 0)
-    product = true @ (factor / factor.norm(dim=0))
-    lengths = product.norm(dim=0)
-    smallest = torch.linalg.svdvals(product / lengths)[-1]
-    turn = (size / lengths).norm() / smallest
-    bound = float((rows + columns + 2) * 2.0**-24 * (2 * turn + 4 / smallest + 2) * size)
-    return {
-        f"rank {rank}": float((gradient(f"powersgd:rank={rank},start=0") - true).norm()) / bound
-        for rank in (4, 1)
-    }
-
-
-def whole_numbers() -> dict[str, bool]:
-    """Accumulates gradients of whole numbers that all types hold, in both ways; returns, by codec
-    and way, whether they have the bits of those without a codec.
-    """
-
-    def summed(codec: str, way: str) -> torch.Tensor:
-        layer = nn.Linear(32, 64, bias=False)
-        nn.init.ones_(layer.weight)
-        dtype = torch.float16 if way == "fp16" else None
-        mesh = fsdp2_cases.mesh_of(Groups.of("thalweg"), True)
-        model = fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
-        assert isinstance(model, FSDPModule)
-        if codec:
-            compress(model, codec)
-        source = torch.Generator().manual_seed(dist.get_rank())
-        for step in range(3):
-            if way == "late":
-                model.set_requires_all_reduce(step == 2)
-            model(torch.randint(-2, 3, (4, 32), generator=source).float()).sum().backward()
-        return models.local(layer.weight.grad)
-
-    return {
-        f"{codec} {way}": torch.equal(summed(codec, way), summed("", way))
-        for codec in ("fp16", "bf16")
-        for way in ("each", "late", "fp16")
-    }
-
-
 def resumed() -> dict[str, Any]:
     """Trains six steps; and three, saves, and three more in a fresh model, with each codec. Returns
     digests of this rank's shards, and what is said of states that lack something.
@@ -242,6 +178,24 @@ def said() -> dict[str, Any]:
     }
 
 
+def asked_again() -> dict[str, Any]:
+    """Returns digests of a step's gradients, of a model that was never compressed and of one whose
+    sums are to be exact again, and the units of one that shards two modules together.
+    """
+    digests = []
+    for asked in ((), (POWERSGD, "fp32")):
+        model = paired(Groups.of("thalweg"))
+        for copies in asked:
+            compress(model, "int8", copies=copies)
+        models.loss_of(model, next(models.batches())).backward()
+        digests.append(digest([models.local(p.grad) for p in model.parameters()]))
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    mesh = fsdp2_cases.mesh_of(Groups.of("thalweg"), True)
+    fully_shard([layers[0], layers[1]], mesh=mesh)
+    units = [str(unit) for unit in units_of(fully_shard(layers, mesh=mesh))]
+    return {"digests": digests, "units": units}
+
+
 def both() -> dict[str, Any]:
     """Trains a model whose shards and copies cross nodes; returns losses, a digest and remarks."""
     result = {}
@@ -287,7 +241,7 @@ JOBS = {
     job.__name__: job
     for job in (
         *(trained, delivered, recovered, whole_numbers, resumed),
-        *(said, both, variants, unmentioned),
+        *(said, asked_again, both, variants, unmentioned),
     )
 }
 

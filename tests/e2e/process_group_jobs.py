@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from callback_jobs import late_callbacks, powersgd_of_torch
 from jobs import outcome
-from random_collectives import random_collectives
+from random_collectives import random_collectives, random_large_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -159,6 +159,7 @@ JOBS = {
     job.__name__: job
     for job in (
         random_collectives,
+        random_large_collectives,
         trained_with_ddp,
         seen_from_outside,
         groups_from_threads,

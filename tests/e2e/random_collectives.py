@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch.distributed as dist
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SIZES = (0, 1, 3, 1000, 4097, 70_001)
+# Workers of a node get results of so many elements of 4 bytes in parts, while others are made.
+LARGE_SIZES = (1_500_001, 2_200_001)
 OPS = {
     "SUM": lambda values: values.sum(0),
     "PRODUCT": lambda values: values.prod(0),
@@ -30,7 +32,12 @@ OPS = {
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
 
 
-def random_collectives(count: int = 70) -> list[str]:
+def random_large_collectives() -> list[str]:
+    """Does so with sizes whose results come in parts."""
+    return random_collectives(20, LARGE_SIZES)
+
+
+def random_collectives(count: int = 70, sizes: Sequence[int] = SIZES) -> list[str]:
     """Takes part in random collectives of random groups; returns what was wrong.
 
     All ranks draw the same collectives, and know what each rank gives: the reference is numpy's, in
@@ -49,7 +56,7 @@ def random_collectives(count: int = 70) -> list[str]:
         kind = draw.choice(sorted(KINDS))
         dtype = draw.choice(FLOATS + INTEGERS)
         ops = [op for op in OPS if _has(op, dtype)]
-        op, size, root = draw.choice(ops), draw.choice(SIZES), draw.choice(ranks)
+        op, size, root = draw.choice(ops), draw.choice(sizes), draw.choice(ranks)
         if rank not in ranks:
             continue
         case = Case(seed * 1000 + number, group, ranks, dtype, op, size, root)

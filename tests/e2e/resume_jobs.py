@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import digest, job, main
+from jobs import digest, job, main, outcome
 from powersgd_jobs import Net, step
 from torch.nn.parallel import DistributedDataParallel
 
@@ -150,6 +150,19 @@ def loaded_on_rank_0_alone() -> dict[str, Any]:
     second = Training()
     second.load(path(), optimizer=dist.get_rank() == 0)
     return finish({"resumed": second.train(6)}, first, second)
+
+
+@job
+def state_loaded_on_rank_0_alone() -> dict[str, Any]:
+    """Loads the State that attach() returned on rank 0 only."""
+    first = Training()
+    first.train(SAVED_AFTER)
+    first.save(path(), state=False)
+    saved = first.state.state_dict()
+    second = Training()
+    if dist.get_rank() == 0:
+        second.state.load_state_dict(saved)
+    return finish({"second": outcome(lambda: second.train(1))}, first, second)
 
 
 @job

@@ -8,7 +8,7 @@ import pytest
 import test_compressed_fsdp
 
 JOBS = Path(__file__).parent / "compressed_copies_jobs.py"
-NAMES = "trained+delivered+recovered+whole_numbers+resumed+said+variants"
+NAMES = "trained+delivered+recovered+whole_numbers+resumed+said+asked_again+variants"
 # Of float32's bytes, without the tensors that stay in fp32 or fp16 (docs/codecs.md). What top-k
 # sends back depends on the data: the elements that any of both nodes has sent.
 SHARES = {"fp16": 0.5, "bf16": 0.5, "int8": 0.27, "onebit": 0.05, "topk": 0.25, "powersgd": 0.2}
@@ -116,6 +116,16 @@ def test_what_is_not_compressed_or_is_wrong_is_said_by_name(results):
     assert len(said["frozen"]) == 2
     assert "the sum over copies of blocks.0 goes uncompressed" in said["frozen"][1]
     assert [result["said"]["frozen"][1:] for result in results[1:]] == [[], [], []]
+
+
+def test_sums_over_copies_are_exact_again_when_asked_to_be(results):
+    for result in results:
+        assert len(set(result["asked_again"]["digests"])) == 1
+
+
+def test_modules_that_are_sharded_together_are_one_unit(results):
+    for result in results:
+        assert result["asked_again"]["units"] == ["the root", "0"]
 
 
 def test_shards_and_their_copies_are_both_compressed_where_both_cross_nodes(tmp_path):

@@ -32,6 +32,12 @@ def test_random_collectives_of_random_groups_equal_numpys(nodes, shards, seed, t
     assert results == [[]] * sum(nodes)
 
 
+@pytest.mark.parametrize(("nodes", "shards"), [PLACES[0], PLACES[2]])
+def test_results_that_come_in_parts_equal_numpys(nodes, shards, tmp_path):
+    results = run("random_large_collectives", tmp_path, nodes, shards, SEED="3")
+    assert results == [[]] * sum(nodes)
+
+
 def test_nodes_host_shards_beside_as_many_aggregators(tmp_path, capfd):
     with servers(shards=2) as cluster:
         sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0") for _ in range(2)]

@@ -73,6 +73,12 @@ def test_optimizer_that_rank_0_alone_has_loaded_begins_anew_everywhere(tmp_path)
     assert "not all workers have loaded it" in said
 
 
+def test_state_that_rank_0_alone_has_loaded_is_an_error_on_all_at_once(tmp_path):
+    results, _ = run("state_loaded_on_rank_0_alone", tmp_path)
+    for result in results:
+        assert "of 2 workers, rank 1 did not call the State's" in result["second"]
+
+
 def test_state_of_three_nodes_goes_on_in_two_and_what_is_lost_is_said_once(tmp_path):
     results, said = run("fewer_nodes", tmp_path, nodes=3)
     assert results[0]["keys"] == ["codec", "node0", "node1", "node2", "saved_by"]

@@ -95,6 +95,12 @@ def test_enable_is_the_main_switch():
     assert not activation_is_wanted(env)
 
 
+def test_switched_off_in_the_script_after_the_import_nothing_is_asked_for():
+    env = {"THALWEG_ENABLE": "0", "THALWEG_CODEC": "int8", "THALWEG_FUSED_OPTIMIZER": "1"}
+    activation = Activation.from_env(env)
+    assert (activation.codec, activation.fused_optimizer, activation.variables) == ("", "", ())
+
+
 def test_configured_codec_wins_over_the_switches_and_says_so():
     env = {"AIAK_POWERSGD_COMPRESSION": "1", "THALWEG_CODEC": "bf16"}
     activation = Activation.from_env(env)

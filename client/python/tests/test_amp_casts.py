@@ -259,3 +259,44 @@ def test_tensors_of_the_host_are_left_alone_beside_an_accelerator(monkeypatch):
     amp.init()
     assert not casting.host
     assert (X @ W).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda out: torch.mm(X, W, out=out), X @ W),
+        (lambda out: torch.addmm(W, X, W, out=out), W + X @ W),
+        (lambda out: torch.exp(X.half(), out=out), X.exp()),
+        (lambda out: F.normalize(X.half(), out=out), F.normalize(X)),
+        (lambda out: torch.addcmul(X, X, W.half(), out=out), X + X * W),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_result_is_written_to_out_whatever_its_type(function, expected, dtype):
+    amp.init()
+    out = torch.zeros(2, dtype=dtype)  # torch gives it the shape of the result
+    assert function(out) is out
+    assert out.dtype is dtype
+    bound = 4 * ROUNDOFF[torch.float16] * (1 + 4 * float(X.abs().max() * W.abs().max()))
+    assert float((out.float() - expected).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("write", ["data", "vector"])
+def test_evaluation_computes_with_what_was_written_through_data(write):
+    amp.init()
+    layer = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        layer(X)
+        if write == "data":
+            layer.weight.data.zero_()
+        else:
+            nn.utils.vector_to_parameters(torch.zeros(16), layer.parameters())
+        assert not layer(X).any()
+
+
+def test_training_computes_with_the_memory_that_a_parameter_was_given():
+    amp.init()
+    layer = nn.Linear(4, 4, bias=False)
+    layer(X)
+    layer.weight.data = torch.zeros(4, 4)
+    assert not layer(X).any()

@@ -239,3 +239,43 @@ def test_optimizer_that_is_dropped_before_its_step_is_freed():
     gc.collect()
     assert dropped() is None
     assert model.weight.grad.tolist() == [128.0, 256.0]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradient_that_the_script_clears_in_the_model_is_in_no_later_step(set_to_none):
+    model, optimizer = second_step()
+    backward(model, optimizer, [64.0, 64.0])
+    model.zero_grad(set_to_none)  # and takes no step
+    backward(model, optimizer, [1.0, 2.0])
+    assert [grad.tolist() for grad in grads_of(optimizer)] == [[1.0, 2.0]]
+
+
+def test_gradient_of_an_earlier_backward_is_cleared_with_those_of_the_last():
+    layers = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    optimizer = FusedSGD(layers.parameters(), lr=0.5)
+    setup(layers, optimizer, "O2", loss_scale=128.0)
+    ones = torch.ones(1, 2).half()
+    for layer in layers:  # the second backward gives the first layer nothing
+        with amp.scale_loss(layer(ones).sum(), optimizer) as scaled:
+            scaled.backward()
+    assert [grad.tolist() for grad in grads_of(optimizer)] == [[[1.0, 1.0]]] * 2
+    layers.zero_grad()
+    with amp.scale_loss(layers[1](ones).sum(), optimizer) as scaled:
+        scaled.backward()
+    assert [param.grad is None for param in amp.master_params(optimizer)] == [True, False]
+
+
+def test_step_without_scale_loss_is_refused():
+    model = network()
+    optimizer = FusedSGD(model.parameters(), lr=0.5)
+    setup(model, optimizer, "O2")
+    loss_of(model, 0).backward()
+    with pytest.raises(RuntimeError, match="gradients that no scale_loss"):
+        optimizer.step()
+    with amp.scale_loss(loss_of(model, 0), optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+
+
+def grads_of(optimizer):
+    return [param.grad for param in amp.master_params(optimizer)]

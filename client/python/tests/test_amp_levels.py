@@ -264,6 +264,15 @@ def test_disabled_changes_nothing():
     assert model[0].weight.dtype is torch.float32
 
 
+def test_casts_end_when_mixed_precision_is_switched_off():
+    setup(network(), None, "O1")
+    assert amp.state_dict()
+    model = network()
+    assert amp.initialize(model, enabled=False) is model
+    assert model(torch.ones(2, 8)).dtype is torch.float32
+    assert amp.state_dict() == {}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

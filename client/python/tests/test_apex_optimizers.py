@@ -21,6 +21,7 @@ from optim_cases import bound, distance
 from torch import nn, optim
 
 from thalweg import amp
+from thalweg import optim as ours
 from thalweg.compat._apex_larc import LARC
 from thalweg.compat._apex_optimizers import FusedAdam, FusedLAMB, FusedSGD
 from thalweg.compat._apex_optimizers_more import (
@@ -273,3 +274,57 @@ def test_larc_trains_in_mixed_precision(level):
         optimizer.step()
         for old, new in zip(before, amp.master_params(optimizer), strict=True):
             assert not torch.equal(old, new)
+
+
+@pytest.mark.parametrize("inner", [optim.SGD, FusedSGD, ours.FusedSGD, ours.FusedAdam])
+def test_larc_takes_gradients_that_a_scaler_has_divided(inner):
+    scaled, plain = (nn.Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
+    optimizer, other = (LARC(inner([param], lr=0.5)) for param in (scaled, plain))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for factor in (1.0, torch.inf, 2.0):
+        scaled.grad = plain.grad = None
+        scaler.scale((scaled * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if factor != torch.inf:
+            (plain * factor).sum().backward()
+            other.step()
+    assert torch.equal(scaled, plain)
+
+
+def test_lamb_divides_gradients_once_that_a_scaler_has_divided():
+    params, plain = parameters(), parameters()
+    optimizer, other = FusedMixedPrecisionLamb(params, LR), FusedMixedPrecisionLamb(plain, LR)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))  # makes its state
+    for step in range(3):
+        set_grads(params, step, scale=4.0)
+        set_grads(plain, step)
+        if step == 1:
+            params[0].grad[0, 0] = torch.inf
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update(4.0)
+        if step != 1:
+            other.step()
+    assert all(map(torch.equal, params, plain))
+
+
+@pytest.mark.parametrize("build", [FusedAdam, FusedLAMB, FusedSGD, FusedNovoGrad, FusedAdagrad])
+def test_complex_parameter_is_refused_and_left(build):
+    param = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    param.grad = torch.full((2,), 1 + 1j)
+    with pytest.raises(RuntimeError, match=r"is torch\.complex64, expected real numbers"):
+        build([param], lr=0.1).step()
+    assert param.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("build", [FusedAdam, FusedLAMB, FusedSGD, FusedAdagrad])
+def test_float64_parameter_keeps_its_digits(build):
+    param = nn.Parameter(torch.full((2,), 1 / 3, dtype=torch.float64))
+    before = param.detach().clone()
+    param.grad = torch.ones_like(param)
+    build([param], lr=1e-12).step()
+    moved = before - param
+    # Each of these moves it by about lr; as float32 it could not be told from another by 1e-8.
+    assert bool(((moved > 0.1e-12) & (moved < 10e-12)).all())

@@ -298,3 +298,27 @@ def test_unchanged_script_runs(variables):
     )
     assert result.returncode == 0, result.stderr
     assert "trained" in result.stdout
+
+
+def norm_of(optimizer):
+    grads = [param.grad for param in cuda_amp.aiak_amp_parameters(optimizer)]
+    return torch.nn.utils.get_total_norm(grads).item()
+
+
+def test_norm_may_be_read_after_each_backward():
+    model, optimizer, _ = exact()
+    for inputs, norm in (([3.0, 4.0], 5.0), ([0.0, 0.0], 5.0), ([9.0, 12.0], 20.0)):
+        model(torch.tensor(inputs)).backward()
+        assert norm_of(optimizer) == norm
+    optimizer.step()
+    assert model.weight.tolist() == [1 - 0.25 * 12, 2 - 0.25 * 16]
+
+
+def test_gradient_of_a_batch_that_was_dropped_is_in_no_later_step():
+    model, optimizer, _ = exact()
+    model(torch.tensor([float("nan"), 1.0])).backward()
+    assert norm_of(optimizer) != 0
+    model.zero_grad()
+    model(torch.tensor([1.0, 2.0])).backward()
+    optimizer.step()
+    assert model.weight.tolist() == [0.75, 1.5]

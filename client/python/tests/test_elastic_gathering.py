@@ -56,10 +56,17 @@ class Cluster:
         plan = plans[nodes[0]]
         assert set(plans.values()) == {plan}
         for node in nodes:
-            standing = self.fresh(node)._replace(generation=plan.generation, members=plan.nodes)
-            self.standings[node] = standing
+            self.standings[node] = self.standings[node]._replace(
+                generation=plan.generation, members=plan.nodes
+            )
             self.workers[node].begin(self.standings[node])
         return plan
+
+    def begin_next(self, node: int) -> None:
+        """Lets a node's process begin its next training."""
+        self.close(node)
+        self.standings[node] = self.fresh(node)._replace(ended=1)
+        self.start(node)
 
     def close(self, node: int) -> None:
         self.workers.pop(node).close()
@@ -183,6 +190,37 @@ def test_node_that_comes_after_the_end_is_told(cluster):
         late.result(SECONDS)
     for thread in ends:
         thread.join(SECONDS)
+
+
+def test_nodes_that_begin_their_next_training_wait_for_those_that_end_the_last(cluster):
+    further = FurtherWorker(cluster.addresses[0])
+    first = cluster.gather(0, 1, 2)
+    assert further.gather(Standing(0), None, SECONDS) == first
+    waiting = ThreadPoolExecutor(1).submit(further.gather, Standing(0, ended=1), None, SECONDS)
+    ending = threading.Thread(target=cluster.workers[2].finish, args=(cluster.standings[2],))
+    ending.start()
+    for node in (0, 1):
+        cluster.begin_next(node)
+    begun = cluster.begin_to_gather(0, 1)
+    ending.join(SECONDS)
+    cluster.begin_next(2)
+    begun |= cluster.begin_to_gather(2)
+    plans = {found.result(SECONDS) for found in begun.values()}
+    assert plans == {waiting.result(SECONDS)} != {first}
+    assert waiting.result().nodes == (0, 1, 2)
+
+
+def test_node_that_is_started_again_hears_that_its_training_is_over(cluster):
+    cluster.gather(0, 1, 2)
+    for node in (0, 1):
+        cluster.begin_next(node)
+    cluster.gather(0, 1)
+    cluster.close(2)
+    cluster.standings[2] = cluster.fresh(2)
+    cluster.start(2)
+    with pytest.raises(Finished, match="node 0 has ended 1 trainings in its process"):
+        cluster.begin_to_gather(2)[2].result(SECONDS)
+    assert not cluster.workers[0].has_comers()
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{", '{"question": 1}', '{"node": 1, "question": "a"}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
 
@@ -58,10 +59,10 @@ def test_tensors_of_a_commit_are_used_again_by_the_next():
     model, optimizer, state = training()
     step(model, optimizer)
     state.commit()
-    before = state.state_dict()["parts"]["optimizer"]["state"][0]["exp_avg"]
+    before = state._kept["optimizer"]["state"][0]["exp_avg"]
     step(model, optimizer)
     state.commit()
-    after = state.state_dict()["parts"]["optimizer"]["state"][0]["exp_avg"]
+    after = state._kept["optimizer"]["state"][0]["exp_avg"]
     assert after.data_ptr() == before.data_ptr()
     assert torch.equal(after, optimizer.state_dict()["state"][0]["exp_avg"])
 
@@ -156,3 +157,62 @@ def test_sampler_pads_a_small_rest_so_that_all_have_as_many(be):
         be(rank, 4)
         parts.append(list(sampler))
     assert parts == [[4]] * 4
+
+
+class Reluctant:
+    """A value whose copy fails, as one does for which there is no memory."""
+
+    fails = False
+
+    def __deepcopy__(self, memo):
+        if self.fails:
+            raise RuntimeError("no memory")
+        return self
+
+
+def test_commit_that_fails_half_way_leaves_the_last_one_as_it_was():
+    model, optimizer, _ = training()
+    last = Reluctant()
+    state = elastic.State(model=model, optimizer=optimizer, last=last)
+    step(model, optimizer)
+    state.commit()
+    expected = everything(model, optimizer)
+    step(model, optimizer)
+    last.fails = True
+    with pytest.raises(RuntimeError, match="no memory"):
+        state.commit()
+    last.fails = False
+    state.restore()
+    assert all(map(torch.equal, everything(model, optimizer), expected))
+    assert state.commits == 1
+
+
+def test_dictionary_that_adds_when_it_is_updated_is_kept_as_it_is():
+    state = elastic.State(seen=collections.Counter())
+    for _ in range(4):
+        state.seen["sample"] += 1
+        state.commit()
+    state.restore()
+    assert state.seen == {"sample": 4}
+    assert isinstance(state.seen, collections.Counter)
+
+
+def test_checkpoint_stays_as_it_was_when_the_training_goes_on():
+    model, optimizer, state = training()
+    step(model, optimizer)
+    state.commit()
+    best, expected = state.state_dict(), everything(model, optimizer)
+    step(model, optimizer)
+    state.commit()
+    state.load_state_dict(best)
+    assert all(map(torch.equal, everything(model, optimizer), expected))
+
+
+def test_loop_that_logs_exceptions_and_goes_on_is_interrupted_all_the_same():
+    state = elastic.State(epoch=0)
+    state._has_comers = lambda: True
+    with pytest.raises(BaseException, match="nodes have come"):
+        try:
+            state.commit()
+        except Exception:  # noqa: BLE001 - as such loops do
+            pytest.fail("the loop has gone on")

@@ -72,3 +72,32 @@ def test_torch_finds_the_back_end_by_its_own_entry_point():
     register()
     register()
     assert "thalweg" in torch.distributed.Backend.backend_list
+
+
+def test_threads_that_import_the_extension_at_once_all_get_it():
+    script = """
+import threading
+import torch
+import thalweg.optim
+
+start, found = threading.Barrier(3), []
+
+def use():
+    param = torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    optimizer = thalweg.optim.FusedSGD([param], lr=0.5)
+    start.wait()
+    optimizer.step()
+    found.append(param.tolist())
+
+threads = [threading.Thread(target=use) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(found)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stdout == f"{[[0.5, 0.5]] * 3}\n", result.stderr

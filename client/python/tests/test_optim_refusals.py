@@ -6,7 +6,7 @@ from optim_cases import copy_of, make_params, set_grads
 
 from thalweg._activation import _fused_optimizers
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
-from thalweg.optim import FusedLAMB, _plan, fallbacks, fused_steps
+from thalweg.optim import FusedAdam, FusedLAMB, _plan, fallbacks, fused_steps
 
 pytestmark = pytest.mark.numeric
 
@@ -125,3 +125,14 @@ def test_step_refused_for_a_later_group_has_counted_in_none(kind, steps):
         plain.step()
     assert {int(state["step"]) for state in ours.state.values()} == {steps + 3}
     assert all(map(torch.equal, params, reference))
+
+
+@pytest.mark.parametrize("mode", ["foreach", "capturable", "differentiable"])
+def test_way_to_step_that_a_group_asks_for_is_refused_as_the_arguments_are(mode):
+    [first, second] = ones(2)
+    with pytest.raises(RuntimeError, match=f"{mode} is True, expected False"):
+        FusedAdam([{"params": [first], mode: True}])
+    optimizer = FusedAdam([first])
+    with pytest.raises(RuntimeError, match=f"{mode} is True, expected False"):
+        optimizer.add_param_group({"params": [second], mode: True})
+    assert len(optimizer.param_groups) == 1

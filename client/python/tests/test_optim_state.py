@@ -1,5 +1,8 @@
 """Tests checkpoints of fused optimizers, and of torch's, loaded by the other."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from optim_cases import bound, copy_of, distance, make_params, set_grads
@@ -136,3 +139,12 @@ def test_moments_loaded_in_another_order_in_memory_are_copied_once(fused, kind, 
     run(first, contiguous, 3, steps=2)
     lr = 1e-2 * (15 if kind is torch.optim.SGD else 1)
     assert distance(params, contiguous) <= bound(5, lr)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copy_of_sgd_saves_what_torchs_saves(copied):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedSGD([param], lr=0.5, momentum=0.5)
+    param.grad = torch.ones(3)
+    optimizer.step()
+    assert [*copied(optimizer).state_dict()["state"][0]] == ["momentum_buffer"]

@@ -5,3 +5,5 @@ import sys
 from thalweg import _native
 
 sys.modules[__name__] = _native.load(__name__)
+# Threads that began to import it meanwhile have this module.
+globals().update(vars(sys.modules[__name__]))

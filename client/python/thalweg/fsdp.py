@@ -140,7 +140,7 @@ def checkpoint_path(folder: str | Path, name: str, started: datetime, epoch: int
     return Path(folder) / f"{name}-{started:%Y-%m-%d-%H.%M.%S}-{epoch}.pt"
 
 
-def save(model: nn.Module, path: Path, **more: object) -> None:
+def save(model: nn.Module, path: str | Path, **more: object) -> None:
     """Writes {"model": full_state_dict(model), **more} to `path`. All ranks call it; rank 0 writes.
 
     What is at `path` is whole at any time: the file takes its name when all of it is on the disk.
@@ -148,7 +148,7 @@ def save(model: nn.Module, path: Path, **more: object) -> None:
     """
     state = full_state_dict(model)
     if dist.get_rank() == 0:
-        write(path, {"model": state, **more})
+        write(Path(path), {"model": state, **more})
 
 
 def write(path: Path, content: object) -> None:

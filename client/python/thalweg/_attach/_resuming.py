@@ -55,7 +55,8 @@ def join(module: DistributedDataParallel, state: State, meeting: Meeting) -> Non
 def settle(module: DistributedDataParallel, state: State) -> None:
     """Goes on from what optimizers have loaded. All workers call it together, before a step.
 
-    If not all of them have loaded the same, nobody takes it: nodes must count alike.
+    If not all of them have loaded the same, nobody takes it: nodes must count alike. RuntimeError,
+    on all workers: some have called load_state_dict(), which cannot be taken back.
     """
     meeting = _meetings.pop(module, None)
     if meeting is None:
@@ -74,8 +75,9 @@ def settle(module: DistributedDataParallel, state: State) -> None:
         everyone = _collectives.gather((mine, missing), meeting)
     except TimeoutError:
         # None of them takes anything: those who come later wait in vain as well.
-        everyone = [(mine, missing), ("", missing)]
+        everyone = [(mine, missing), (mine if state.has_loaded else "", missing)]
     loaded = {digest for digest, _ in everyone}
+    _check_loaded_by_hand([digest for digest, _ in everyone])
     if found is None or _SAVED_BY_HAND in loaded:
         return
     missing = next((why for _, why in everyone if why), "")
@@ -93,6 +95,16 @@ def settle(module: DistributedDataParallel, state: State) -> None:
         )
     else:
         _say_what_goes_on(state, found, missing)
+
+
+def _check_loaded_by_hand(everyone: list[str]) -> None:
+    others = [str(rank) for rank, one in enumerate(everyone) if one != _SAVED_BY_HAND]
+    if others and len(others) < len(everyone):
+        raise RuntimeError(
+            f"thalweg: of {len(everyone)} workers, rank {', '.join(others)} did not call the "
+            "State's load_state_dict(), expected all or none: nodes must count the codec's steps "
+            "alike"
+        )
 
 
 def _say_what_goes_on(state: State, found: Mapping[str, Any], missing: str) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "server_environment",
 ]
 
+_FUSED = "THALWEG_FUSED_OPTIMIZER"
 _LOG_LEVELS = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
@@ -160,15 +161,15 @@ class Activation(NamedTuple):
         env = os.environ if environ is None else environ
         if environ is None:
             warn_of_unknown()
-        on = [name for name in SWITCHES if name != "THALWEG_CODEC" and is_on(env, name)]
-        fused = [name for name in on if name == "THALWEG_FUSED_OPTIMIZER"]
-        choosing, remarks = _choosing(env, on)
-        asking = [name for name in on if name not in (*fused, *CODEC_SWITCHES)]
+        switches = () if env.get("THALWEG_ENABLE") == "0" else SWITCHES
+        on = [name for name in switches if name != "THALWEG_CODEC" and is_on(env, name)]
+        choosing, remarks = _choosing(env, on) if switches else ([], ())
+        asking = [name for name in on if name not in (_FUSED, *CODEC_SWITCHES)]
         return cls(
             codec=_choose_codec(env) if asking or choosing else "",
             variables=tuple(assignments(env, [*asking, *choosing, "THALWEG_NODE_REDUCE"])),
             remarks=remarks,
-            fused_optimizer="".join(assignments(env, fused)),
+            fused_optimizer="".join(assignments(env, [_FUSED] if _FUSED in on else [])),
             log_level=log_level(env),
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
         )
@@ -238,10 +239,8 @@ def _check_chunk_bytes(what: str, value: str | int) -> int:
         return 0
     number = int(value) if str(value).isdecimal() else -1
     if not MIN_CHUNK_BYTES <= number <= MAX_CHUNK_BYTES:
-        raise ConfigError(
-            f"{what} is {value!r}, expected auto or a number from {MIN_CHUNK_BYTES} to "
-            f"{MAX_CHUNK_BYTES}"
-        )
+        bounds = f"{MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
+        raise ConfigError(f"{what} is {value!r}, expected auto or a number from {bounds}")
     return number
 
 

@@ -88,6 +88,7 @@ def compress(
     for unit in units:
         if unit.module in _states:
             _states.pop(unit.module).close()
+            unit.sum_copies_exactly()
     jobs = _compress_copies(asked, units, groups)
     reduces = _compress_shards(asked, units, groups)
     _log_exact(asked, units, groups)

@@ -51,6 +51,11 @@ class Unit(NamedTuple):
         mesh.thalweg_exact = self.copies
         mesh.replicate_process_group = group
 
+    def sum_copies_exactly(self) -> None:
+        """Takes back what sum_copies_over() has done, if it has been called."""
+        if self.copies is not None:
+            self.parameters.mesh_info.replicate_process_group = self.copies
+
     @property
     def key(self) -> tuple[str, ...]:
         return tuple(one.group_name for one in (self.shards, self.copies) if one is not None)
@@ -84,7 +89,7 @@ class Unit(NamedTuple):
 
 def units_of(model: nn.Module) -> Iterator[Unit]:
     """Yields the modules that have sharded parameters of their own. ValueError: there are none."""
-    count = 0
+    found: list[Any] = []  # fully_shard([a, b]) makes one unit of several modules
     names = {module: name for name, module in model.named_modules()}
     for module, name in names.items():
         if isinstance(module, FullyShardedDataParallel):
@@ -94,10 +99,10 @@ def units_of(model: nn.Module) -> Iterator[Unit]:
         parameters = (
             module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
         )
-        if isinstance(module, FSDPModule) and parameters is not None:
+        if isinstance(module, FSDPModule) and parameters is not None and parameters not in found:
             if not isinstance(parameters.mesh_info, FSDPMeshInfo):
                 raise ValueError(f"thalweg: {name or 'the root'} has copies only, and no shards")
-            count += 1
+            found.append(parameters)
             yield Unit(name, module, parameters, names)
-    if not count:
+    if not found:
         raise ValueError("thalweg: compress() is for models of fully_shard(), and this is none")

@@ -30,7 +30,7 @@ class Casting:
         self.stepping = False  # an optimizer takes its step, whose arithmetic is its own
         self.half_dtype = torch.float16
         self.verbose = False
-        self.caching = True
+        self.caching = True  # not for evaluation, which may write through `.data` before it
         # Tensors of the host are left alone where there is an accelerator to compute on.
         self.host = True
         self.cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -60,7 +60,8 @@ class Casting:
             return tensor
         if not self.host and tensor.device.type == "cpu":
             return tensor
-        if self.caching and dtype is self.half_dtype and tensor.is_leaf and tensor.requires_grad:
+        is_param = tensor.is_leaf and tensor.requires_grad and dtype is self.half_dtype
+        if self.caching and is_param and torch.is_grad_enabled():
             return self._cached(tensor, dtype, name)
         self._say(tensor.dtype, dtype, name)
         return tensor.to(dtype)
@@ -68,14 +69,13 @@ class Casting:
     def _cached(self, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         """Returns a copy, which is kept until somebody writes into the parameter.
 
-        There is one copy for autograd and one without.
+        Writes through `.data` are missed where they leave the memory: torch does not count them.
         """
-        copies: dict[bool, tuple[int, Tensor]] = self.cache.setdefault(param, {})
-        differentiable = torch.is_grad_enabled()
-        found = copies.get(differentiable)
-        if found is None or found[0] != param._version or found[1].dtype is not dtype:
+        written = (param._version, param.data_ptr())
+        found: tuple[tuple[int, int], Tensor] | None = self.cache.get(param)
+        if found is None or found[0] != written or found[1].dtype is not dtype:
             self._say(param.dtype, dtype, name)
-            found = copies[differentiable] = (param._version, param.to(dtype))
+            found = self.cache[param] = (written, param.to(dtype))
         return found[1]
 
     def _say(self, before: torch.dtype, after: torch.dtype, name: str) -> None:
@@ -157,6 +157,9 @@ def _cast_to(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if casting.on and kwargs.get("out") is not None:
+            given = {key: value for key, value in kwargs.items() if key != "out"}
+            return _write(kwargs["out"], wrapper(*args, **given))
         dtype = choose(args, kwargs) if casting.on else None
         if dtype is None:
             return function(*args, **kwargs)
@@ -167,6 +170,17 @@ def _cast_to(
         return function(*map_tensors(args, one), **map_tensors(kwargs, one))
 
     return wrapper
+
+
+def _write(out: Any, result: Any) -> Any:  # noqa: ANN401
+    """Puts the result of a function into the tensors that were given as its `out`; returns them."""
+    if isinstance(out, Tensor):
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        return out.copy_(result)
+    for target, value in zip(out, result, strict=True):
+        _write(target, value)
+    return out
 
 
 def refuse_half(

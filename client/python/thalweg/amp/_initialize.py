@@ -14,10 +14,17 @@ from thalweg._torch._precision import announce
 from thalweg.amp import _gradscaler
 from thalweg.amp._casts import casting
 from thalweg.amp._functions import Casts, NoCasts, activate_casts, deactivate_casts
-from thalweg.amp._masters import HALF_TYPES, share_when_distributed
-from thalweg.amp._model import cast_boundary, cast_model, checkpoint_masters, require_float32
+from thalweg.amp._masters import HALF_TYPES
+from thalweg.amp._model import (
+    cast_boundary,
+    cast_model,
+    checkpoint_masters,
+    refuse_sharded,
+    require_float32,
+)
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
 from thalweg.amp._scaling import LossScaler
+from thalweg.amp._sharing import share_when_distributed
 from thalweg.amp._state import Options, choose, state
 
 
@@ -73,6 +80,9 @@ def initialize(  # noqa: PLR0917 - apex's order
     state.verbosity = verbosity
     if not enabled:
         state.options = Options(enabled=False)
+        state.loss_scalers = []
+        deactivate_casts()
+        state.handle = NoCasts()
         return models if optimizers is None else (models, optimizers)
     given: dict[str, object] = {
         "cast_model_type": cast_model_type,
@@ -110,6 +120,8 @@ def prepare(
 
     `native`: torch's GradScaler scales the losses.
     """
+    if options.cast_model_type in HALF_TYPES:
+        refuse_sharded(models)
     masters = bool(options.master_weights)
     for optimizer in optimizers:
         earlier = mixed_optimizer_of(optimizer)

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from thalweg._torch import _patches
 from thalweg.amp._scaling import LossScaler, gather_unscaled
 from thalweg.optim._copies import ask_for_copies, take_stored
 
@@ -36,7 +32,7 @@ class Master:
     The parameter is passed to each method, because a reference to it from here would keep it alive.
     """
 
-    __slots__ = ("_memory", "_used", "_version", "optimizers", "weight")
+    __slots__ = ("_memory", "_source", "_used", "_version", "optimizers", "weight")
 
     def __init__(self, param: Parameter, weight: Tensor) -> None:
         self.weight = Parameter(
@@ -46,6 +42,8 @@ class Master:
         self._version = param._version
         self._memory: Tensor | None = None  # of an earlier gradient
         self._used = False  # whether a step has used the gradient
+        # The parameter's gradient that was given last, and its version.
+        self._source: tuple[Tensor, int] | None = None
         self.optimizers = 0  # how many update the weight
 
     def drop_grad(self) -> None:
@@ -54,7 +52,7 @@ class Master:
         On the CPU, the system needs as long to clear new memory as a gradient takes to be made.
         """
         grad = self.weight.grad
-        self.weight.grad = None
+        self.weight.grad = self._source = None
         self._used = False
         if grad is not None and grad.is_cpu and sys.getrefcount(grad) == _OWN_REFERENCES:
             self._memory = grad
@@ -70,9 +68,33 @@ class Master:
             self._used = True
 
     def drop_used_grad(self) -> None:
-        """Removes the weight's gradient if a step has used it."""
+        """Removes the weight's gradient if a step has used it; any other can be added to."""
+        self._source = None
         if self._used:
             self.drop_grad()
+
+    def note_source(self, grad: Tensor | None) -> None:
+        """Notes that this gradient of the parameter has just been given; None: none has."""
+        self._source = None if grad is None else (grad, _version_of(grad))
+
+    def has_source(self) -> bool:
+        """Returns whether the weight has been given a gradient to which none is to be added yet."""
+        return self._source is not None
+
+    def is_cleared(self, param: Parameter) -> bool:
+        """Returns whether the gradient that was given has since been cleared in the model."""
+        if self._source is None:
+            return False
+        grad, version = self._source
+        is_written = param.grad is grad and _version_of(grad) != version
+        return param.grad is None or (is_written and not bool(grad.any()))
+
+    def is_stale(self, param: Parameter) -> bool:
+        """Returns whether the parameter has another gradient than that which was given."""
+        if self._source is None or param.grad is None:
+            return (self._source is None) != (param.grad is None)
+        grad, version = self._source
+        return param.grad is not grad or _version_of(grad) != version
 
     def take_memory(self) -> Tensor | None:
         """Returns the memory of an earlier gradient, if there is any, for the next one."""
@@ -96,6 +118,10 @@ class Master:
             kept = self.weight.to(param.dtype) == param
             self.weight.copy_(torch.where(kept, self.weight, param.float()))
         self._version = param._version
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # torch counts no writes to those
 
 
 def master_of(param: Tensor) -> Master | None:
@@ -176,6 +202,24 @@ class MasterSet:
         """Returns the parameters, each with its master."""
         return zip(self.params, self.masters, strict=True)
 
+    def drop_old_gradients(self) -> None:
+        """Prepares for a backward: removes gradients of the model, and of masters those that a
+        step has used or that the script has cleared in the model.
+        """
+        given = [(param, master) for param, master in self.pairs() if master.has_source()]
+        cleared = [master for param, master in given if master.is_cleared(param)]
+        if cleared and len(cleared) == len(given):
+            cleared = self.masters  # those as well that only an earlier backward has given one
+        for master in cleared:
+            master.drop_grad()
+        for param, master in self.pairs():
+            param.grad = None
+            master.drop_used_grad()
+
+    def is_stale(self) -> bool:
+        """Returns whether the model has other gradients than those that masters were given."""
+        return any(master.is_stale(param) for param, master in self.pairs())
+
     def replace_gradients(self, scaler: LossScaler) -> bool:
         """Gives masters the gradients of their parameters, divided by the scale, and no others.
 
@@ -216,44 +260,7 @@ def give_gradients(used: Sequence[tuple[Parameter, Master]], scaler: LossScaler)
     """
     grads = [param.grad for param, _ in used if param.grad is not None]
     memory = [master.take_memory() for _, master in used]
-    for (_, master), grad in zip(used, gather_unscaled(grads, scaler, memory), strict=True):
+    for (param, master), grad in zip(used, gather_unscaled(grads, scaler, memory), strict=True):
         weight = master.weight
         weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
-
-
-def share_when_distributed() -> None:
-    """Gives all workers rank 0's masters whenever a DistributedDataParallel is built from now on.
-
-    torch gives them rank 0's parameters only. Workers that were initialised with other seeds would
-    round to the same parameters once, and diverge from there.
-    """
-    _patches.install("amp", DistributedDataParallel, "__init__", _build_and_share)
-
-
-def share_masters(module: DistributedDataParallel) -> None:
-    """Gives masters the bits of rank 0's. This is a collective over the module's process group."""
-    pairs = [(param, master_of(param)) for param in module.module.parameters()]
-    found = [(param, master) for param, master in pairs if master is not None]
-    if not found or dist.get_world_size(module.process_group) == 1:
-        return
-    for param, master in found:
-        master.follow(param)
-    bytes_at_once = 250 << 20  # torch does the same with parameters
-    weights = [master.weight.detach() for _, master in found]
-    dist._broadcast_coalesced(  # type: ignore[attr-defined]
-        module.process_group, weights, bytes_at_once, 0
-    )
-    for param, master in found:
-        master.mark_equal(param)
-
-
-def _build_and_share(
-    build: Callable[..., None],
-    module: DistributedDataParallel,
-    /,
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
-) -> None:
-    build(module, *args, **kwargs)
-    if kwargs.get("init_sync", True):
-        share_masters(module)
+        master.note_source(param.grad)

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from thalweg.amp._casts import map_tensors
 from thalweg.amp._masters import HALF_TYPES, ensure_master, forget_master, master_of
+from thalweg.optim._shards import is_dtensor
 
 _CAST_HOOKS = "_amp_cast_hooks"
 
@@ -91,6 +92,17 @@ def require_float32(models: list[nn.Module], *, allow_half: bool = False) -> Non
                 raise RuntimeError(
                     f"parameter {name} is {param.dtype}, expected torch.float32: leave .half() "
                     "out, initialize() casts what is to be cast"
+                )
+
+
+def refuse_sharded(models: list[nn.Module]) -> None:
+    """Raises RuntimeError if a model has DTensors, as after fully_shard(): it casts by itself."""
+    for model in models:
+        for name, param in model.named_parameters():
+            if is_dtensor(param):
+                raise RuntimeError(
+                    f"parameter {name} is a DTensor, expected one that is not sharded: give "
+                    "fully_shard() a MixedPrecisionPolicy instead (docs/fsdp.md)"
                 )
 
 

@@ -47,6 +47,7 @@ class MixedOptimizer:
         self._stash: dict[int, Tensor] = {}  # gradients from before a backward, by id of parameter
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._filled = False
+        self._begun = False  # whether there has been a backward under a scale of this package
         self._held = MasterSet(optimizer, ensure_master if masters else None)
         self._zero_grad = optimizer.zero_grad
         self._add_param_group = optimizer.add_param_group
@@ -95,6 +96,8 @@ class MixedOptimizer:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
+        for master in self._held.masters:
+            master.note_source(None)
         self._stash.clear()
         self._pending = None
         self.skip = self._filled = False
@@ -106,6 +109,7 @@ class MixedOptimizer:
         `done`: ids of parameters whose gradients other optimizers have given this scale. It is
         extended by those of this one.
         """
+        self._begun = True
         scale = scaler.loss_scale()
         if self._pending is not None:
             if self._pending != scale:
@@ -115,9 +119,7 @@ class MixedOptimizer:
                         done.add(id(source))
                 self._pending = scale
             return
-        for param, master in self._held.pairs():
-            param.grad = None
-            master.drop_used_grad()
+        self._held.drop_old_gradients()
         if scaler.trivial:
             return
         for target in self._held.own:
@@ -169,9 +171,9 @@ class MixedOptimizer:
 
         DistributedDataParallel writes its results after the hooks of the parameters have run, so
         gradients are accumulated and averaged over workers only by now. Without `again`, masters
-        that have been given gradients since the last step keep them.
+        that have been given all of them since the last step keep what they have.
         """
-        if not self.native or (self._filled and not again):
+        if not self.native or (self._filled and not again and not self._held.is_stale()):
             return
         self._filled = self._held.replace_gradients(_UNSCALED)
 
@@ -204,6 +206,12 @@ class MixedOptimizer:
                 param.grad = None
             return
         self.fill_masters(again=False)
+        if not (self.native or self._begun) and any(p.grad is not None for p in self._held.params):
+            raise RuntimeError(
+                "step() was called with gradients that no scale_loss() has made, expected some of "
+                "its own: the masters get none from loss.backward() alone. Call backward on what "
+                "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields"
+            )
         self._held.follow()
 
     @torch.no_grad()

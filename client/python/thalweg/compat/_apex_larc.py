@@ -25,6 +25,9 @@ class LARC(Optimizer):
         trust_coefficient, clip, eps: see above.
     """
 
+    # GradScaler divides gradients before the step: norms are of those.
+    _step_supports_amp_scaling = False
+
     def __init__(
         self,
         optimizer: Optimizer,

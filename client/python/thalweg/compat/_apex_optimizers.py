@@ -13,7 +13,7 @@ from thalweg.compat._apex_masters import MasterMixin
 from thalweg.compat._apex_multi_tensor_steps import multi_tensor_sgd
 from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
-from thalweg.optim._moments import Batch, adam_updates, refuse_sparse, subtract
+from thalweg.optim._moments import Batch, adam_updates, refuse_unusable, subtract
 from thalweg.optim._refusals import remembered_refusals
 from thalweg.optim._settings import SettingsMixin
 from thalweg.optim._shards import local_grad, local_of, local_state
@@ -170,7 +170,7 @@ class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
         scale = grad_scale(self)
         if scale is None:
             return
-        refuse_sparse(self)
+        refuse_unusable(self)
         for group in self.param_groups:
             used = [param for param in group["params"] if param.grad is not None]
             new = [param for param in used if "momentum_buffer" not in self.state[param]]

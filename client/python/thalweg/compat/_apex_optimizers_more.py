@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from thalweg.compat._apex_masters import MasterMixin
 from thalweg.compat._apex_optimizers import refuse
 from thalweg.compat._apex_updates import update_by_adagrad, update_by_novograd
-from thalweg.optim._moments import refuse_sparse
+from thalweg.optim._moments import refuse_unusable
 from thalweg.optim._settings import SettingsMixin
 from thalweg.optim.lamb import LAMB
 
@@ -31,13 +31,13 @@ class _ByTensor(SettingsMixin, Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Updates once; returns what `closure` returns.
 
-        Raises RuntimeError for sparse gradients.
+        Raises RuntimeError for sparse and complex gradients.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        refuse_sparse(self)
+        refuse_unusable(self)
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -204,12 +204,18 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
     def step(
         self, closure: Callable[[], Any] | None = None, grad_scaler: GradScaler | None = None
     ) -> Any:  # noqa: ANN401
-        """Updates once; `grad_scaler`: divide gradients by its scale, or skip if not finite."""
+        """Updates once; `grad_scaler`: divide gradients by its scale, unless its unscale_() has,
+        or skip if they are not finite.
+        """
         if grad_scaler is None:
             return super().step(closure)
-        found = grad_scaler._check_inf_per_device(self)
-        scale = self.grad_scale = grad_scaler._get_scale_async()
+        known = grad_scaler._per_optimizer_states[id(self)]
+        is_divided = known["stage"] is OptState.UNSCALED
+        found = known["found_inf_per_device"] if is_divided else {}
+        found = found or grad_scaler._check_inf_per_device(self)
+        scale = grad_scaler._get_scale_async()
         assert scale is not None  # the check would have raised
+        self.grad_scale = torch.ones_like(scale) if is_divided else scale
         self.found_inf = sum(flag.to(scale.device) for flag in found.values())
         try:
             return super().step(closure)

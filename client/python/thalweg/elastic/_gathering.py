@@ -45,6 +45,7 @@ class FirstWorker:
         """
         self._addresses = addresses
         self._node = standing.node
+        self._ended = standing.ended
         self._rules = rules
         self._open_store = open_store
         self._mailbox = Mailbox(addresses[standing.node], standing, on_left)
@@ -64,6 +65,12 @@ class FirstWorker:
             answering = self._look() | {self._node: asking}
             if any(one.has_finished for one in answering.values()):
                 raise Finished("thalweg: the other nodes have ended the training")
+            if ahead := [node for node, one in answering.items() if one.ended > standing.ended]:
+                raise Finished(
+                    f"thalweg: node {ahead[0]} has ended {answering[ahead[0]].ended} trainings in "
+                    f"its process and begins the next, this one has ended {standing.ended}: a node "
+                    "that is started again comes to the first run() of a script only"
+                )
             leader = _quorum.leader(answering)
             if leader == self._node:
                 led_since = led_since or time.monotonic()
@@ -111,8 +118,9 @@ class FirstWorker:
         self._mailbox.set_standing(standing._replace(has_finished=True))
         deadline = time.monotonic() + _GONE_SECONDS
         while time.monotonic() < deadline:
+            # Who has begun the next training has heard it.
             others = [one for node, one in self._look().items() if node in standing.members]
-            if all(one.has_finished for one in others):
+            if all(one.has_finished or one.ended > standing.ended for one in others):
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -132,10 +140,15 @@ class FirstWorker:
                 return
 
     def _look(self) -> dict[int, Standing]:
+        """Returns what others say of themselves, but for those that are a training behind."""
         others = [number for number in range(len(self._addresses)) if number != self._node]
         found = self._lookers.map(lambda one: _mailbox.look_at(self._addresses[one]), others)
         seen = zip(others, found, strict=True)
-        return {number: one for number, one in seen if one is not None and one.node == number}
+        return {
+            number: one
+            for number, one in seen
+            if one is not None and one.node == number and one.ended >= self._ended
+        }
 
     def _offer(self, come: Mapping[int, Standing], question: str) -> Plan | None:
         """Returns a plan that all who have come have got; None: one of them has gone."""
@@ -174,12 +187,11 @@ class FurtherWorker:
         """Returns the plan after `last`. Raises TimeoutError; ConnectionError if the first worker
         has gone.
         """
-        del standing  # the first worker's counts
         after = "" if last is None else last.name
         heard = began = time.monotonic()
         while time.monotonic() < began + seconds + _GONE_SECONDS:
             try:
-                plan = _mailbox.plan_after(self._address, after)
+                plan = _mailbox.plan_after(self._address, after, standing.ended)
                 heard = time.monotonic()
             except ConnectionError:
                 plan = None

@@ -129,13 +129,15 @@ class Mailbox:
         with self._lock:
             plan = self._plan
             if "after" in asked:  # a worker of this node
-                plan = self._for_workers
+                plan = self._for_workers if asked["ended"] == self._standing.ended else None
                 is_new = plan is not None and plan.name != asked["after"]
                 return {"plan": _encode(plan) if is_new else None}
             if "question" in asked:
                 standing = _standing_of(asked)
                 if standing.nodes != self._standing.nodes:
                     return {"plan": None, "expected": self._standing.nodes}
+                if standing.ended != self._standing.ended:  # who looks at this node sees why
+                    return {"plan": None}
                 if plan is not None and standing.question in plan.questions:
                     self._come.pop(standing.node, None)
                     self._untaken.discard(standing.question)
@@ -171,11 +173,11 @@ def come_to(address: Address, standing: Standing) -> Plan | None:
     return None if answer is None else _decode(answer["plan"])
 
 
-def plan_after(address: Address, last: str) -> Plan | None:
-    """Returns the plan that this node's first worker has after another one. Raises ConnectionError
-    when that worker does not answer.
+def plan_after(address: Address, last: str, ended: int) -> Plan | None:
+    """Returns the plan that this node's first worker has after another one, if it has ended as many
+    trainings. Raises ConnectionError when that worker does not answer.
     """
-    answer = _ask(address, {"after": last})
+    answer = _ask(address, {"after": last, "ended": ended})
     if answer is None:
         raise ConnectionError(f"thalweg: this node's first worker does not answer at {address}")
     return _decode(answer["plan"])

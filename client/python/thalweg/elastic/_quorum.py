@@ -27,6 +27,7 @@ class Standing(NamedTuple):
     nodes: str = ""  # the list of all nodes that it was given
     question: str = ""  # it waits for a plan and will know it by this word; empty: it trains
     has_finished: bool = False
+    ended: int = 0  # trainings, one after the other, that its process has ended
 
 
 class Rules(NamedTuple):

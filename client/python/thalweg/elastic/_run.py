@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -67,7 +67,9 @@ def run(
     def wrapper(state: State) -> _Result:
         runner = _Runner(nodes, node, min_nodes, backend, wait)
         try:
-            return runner.run(train, state)
+            result = runner.run(train, state)
+            _Runner.ended += 1
+            return result
         finally:
             runner.close()
 
@@ -76,6 +78,8 @@ def run(
 
 class _Runner:
     """A worker's memberships."""
+
+    ended: ClassVar[int] = 0  # trainings of this process
 
     def __init__(
         self, nodes: str | None, node: int | None, min_nodes: int, backend: str, wait: float
@@ -98,7 +102,12 @@ class _Runner:
         self._store: TCPStore | None = None  # that this worker serves
         self._host = addresses[self._node].host
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._standing = Standing(self._node, workers=workers, nodes=",".join(map(str, addresses)))
+        self._standing = Standing(
+            self._node,
+            workers=workers,
+            nodes=",".join(map(str, addresses)),
+            ended=_Runner.ended,
+        )
         self._gatherer: FirstWorker | FurtherWorker
         if self._local_rank == 0:
             seconds = self._settings.timeout

@@ -13,8 +13,11 @@ import torch.distributed as dist
 from thalweg.elastic._membership import Membership
 
 
-class _Interrupted(Exception):
-    """This worker begins another membership, because nodes have come."""
+class _Interrupted(BaseException):
+    """This worker begins another membership, because nodes have come.
+
+    It is no Exception: a training loop may catch those, log them and go on.
+    """
 
 
 class State:
@@ -54,7 +57,7 @@ class State:
         self._keep()
         self.commits += 1
         if self._has_comers():
-            raise _Interrupted
+            raise _Interrupted("thalweg: nodes have come: train() is to be called again, with them")
 
     def restore(self) -> None:
         """Sets all parts to what they were at the last commit."""
@@ -72,8 +75,8 @@ class State:
         self._listeners.append(listener)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the last commit, for a checkpoint."""
-        return {"commits": self.commits, "parts": self._kept}
+        """Returns a copy of the last commit, for a checkpoint."""
+        return {"commits": self.commits, "parts": _copy(self._kept, None)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a checkpoint. Nodes that load different ones get the one with most commits."""
@@ -82,9 +85,13 @@ class State:
 
     def _keep(self) -> None:
         parts = {name: getattr(self, name) for name in self._names}
-        # Where one of them fails, nothing of the last commit has changed.
         values = {n: part.state_dict() if _is_object(part) else part for n, part in parts.items()}
-        self._kept = _copy(values, self._kept)
+        written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        kept = _copy(values, self._kept, written)
+        # Where something above fails, nothing of the last commit has changed.
+        for target, value in written:
+            target.copy_(value)
+        self._kept = kept
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         if set(state_dict["parts"]) != set(self._names):
@@ -117,7 +124,7 @@ class State:
         is_root = dist.get_rank() == root
         file = io.BytesIO()
         if is_root:
-            torch.save(self.state_dict(), file)
+            torch.save({"commits": self.commits, "parts": self._kept}, file)
         size = torch.tensor([file.getbuffer().nbytes])
         dist.broadcast(size, root)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -134,19 +141,30 @@ def _is_object(part: object) -> bool:
     return callable(getattr(part, "load_state_dict", None))
 
 
-def _copy(value: Any, last: Any) -> Any:  # noqa: ANN401 - trees of any type
-    """Returns a copy of a tree, in the tensors of an earlier copy where they fit."""
+def _copy(
+    value: Any,  # noqa: ANN401 - trees of any type
+    last: Any,  # noqa: ANN401
+    written: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> Any:  # noqa: ANN401
+    """Returns a copy of a tree, in the tensors of an earlier copy where they fit.
+
+    These are in `written` with what the caller is to write into them.
+    """
     if isinstance(value, torch.Tensor):
         fits = isinstance(last, torch.Tensor) and (
             (last.shape, last.dtype, last.device) == (value.shape, value.dtype, value.device)
         )
-        return last.copy_(value.detach()) if fits else value.detach().clone()
+        if not fits or written is None:
+            return value.detach().clone()
+        written.append((last, value.detach()))
+        return last
     if isinstance(value, dict):
         before = last if isinstance(last, dict) else {}
         result = copy.copy(value)  # a module's has versions beside its entries
-        result.update({key: _copy(one, before.get(key)) for key, one in value.items()})
+        for key, one in value.items():  # update() of a subclass may do something else
+            result[key] = _copy(one, before.get(key), written)
         return result
     if type(value) is list:
         places = last if type(last) is list and len(last) == len(value) else [None] * len(value)
-        return [_copy(one, old) for one, old in zip(value, places, strict=True)]
+        return [_copy(one, old, written) for one, old in zip(value, places, strict=True)]
     return copy.deepcopy(value)

@@ -251,7 +251,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("output/t5"), help="folder for all that is written")
     add("--compare", action=boolean, default=False, help="measure, in the place of training")
     add("--losses", action=boolean, default=False, help="train with each codec and seed instead")
-    add("--codecs", nargs="+", default=[], help="of --losses, unless all")
+    add("--codecs", nargs="+", default=[], help="of --losses, or policies, unless all")
     add("--seeds", type=int, default=3, help="of --losses")
     args = parser.parse_args(argv)
     problem = setup_of(args).problem()
@@ -259,6 +259,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         problem = f"--resume {args.resume}: there is no complete checkpoint"
     if not (args.data / "test.jsonl").exists():
         problem = f"--data {args.data}: run python -m thalweg.examples.t5.data --folder {args.data}"
+    for codec in args.codecs:
+        problem = problem or Setup("hybrid", codec=codec).problem()
     if problem:
         parser.error(problem)
     return args

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from thalweg.optim._fused import FusedMixin
+from thalweg.optim._fused import FusedMixin, refuse_modes
+
+_MODES = ("foreach", "capturable", "differentiable")
 
 
 class ClippingMixin(FusedMixin):
@@ -32,12 +34,18 @@ class ClippingMixin(FusedMixin):
         self._max_grad_norm = None if bound is None else float(bound)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Is Optimizer.add_param_group; raises ValueError if the group has a max_grad_norm."""
+        """Is Optimizer.add_param_group.
+
+        Raises ValueError if the group has a max_grad_norm, RuntimeError if it asks for a way to
+        step that is refused.
+        """
         if isinstance(param_group, dict) and "max_grad_norm" in param_group:
             raise ValueError(
                 "a group has max_grad_norm, expected it as an argument of the optimizer: the norm "
                 "is that of all groups together"
             )
+        if isinstance(param_group, dict):
+            refuse_modes(**{name: param_group.get(name, False) for name in _MODES})
         super().add_param_group(param_group)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:

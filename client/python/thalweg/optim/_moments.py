@@ -21,10 +21,12 @@ from thalweg.optim._shards import local_grad, local_of, local_state
 from thalweg.optim._steps import grad_scale
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_KEPT = (torch.float32, torch.float64)  # types of weights that are updated where they are
 
 
 class Batch(NamedTuple):
-    """A group's parameters that have gradients, with the same index in each list; float32.
+    """A group's parameters that have gradients, with the same index in each list; float32, but for
+    weights of float64.
 
     Of DTensors it holds this process's part.
     """
@@ -66,7 +68,7 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         scale = grad_scale(self)
         if scale is None:
             return
-        refuse_sparse(self, "torch.optim.SparseAdam")
+        refuse_unusable(self, "torch.optim.SparseAdam")
         read = [self._grads(group, 1 / scale) for group in self.param_groups]
         batches = [self._batch(params, grads) for params, grads in read]
         norm = self._global_norm(batches)
@@ -75,7 +77,7 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         for group, batch in zip(self.param_groups, batches, strict=True):
             if batch.params:
                 self._update(group, batch, norm)
-                rounded = [i for i, p in enumerate(batch.params) if p.dtype is not torch.float32]
+                rounded = [i for i, p in enumerate(batch.params) if p.dtype not in _KEPT]
                 if rounded:
                     torch._foreach_copy_(
                         [local_of(batch.params[i]) for i in rounded],
@@ -129,8 +131,10 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         )
 
     def _weight(self, param: Tensor, held: Tensor) -> Tensor:
-        """Returns in float32 what is updated and then rounded into `held`, the parameter's part."""
-        return held.detach() if held.dtype is torch.float32 else held.float()
+        """Returns what is updated: `held`, the parameter's part, or in float32 what is rounded into
+        it afterwards.
+        """
+        return held.detach() if held.dtype in _KEPT else held.float()
 
 
 def adam_updates(group: dict[str, Any], batch: Batch, grad_share: float) -> list[Tensor]:
@@ -171,9 +175,16 @@ def subtract(batch: Batch, updates: Iterable[Tensor], lr: float | Tensor) -> Non
     torch._foreach_sub_(batch.weights, scaled)
 
 
-def refuse_sparse(optimizer: Optimizer, other: str = "") -> None:
-    """Raises RuntimeError if a gradient is sparse; names the `other` optimizer that takes it."""
+def refuse_unusable(optimizer: Optimizer, other: str = "") -> None:
+    """Raises RuntimeError if a gradient is complex, or sparse; names the `other` optimizer that
+    takes it.
+    """
     for param in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if param.grad is not None and param.is_complex():
+            raise RuntimeError(
+                f"a parameter of shape {tuple(param.shape)} is {param.dtype}, expected real "
+                f"numbers: {type(optimizer).__name__} cannot update it, torch.optim.Adam can"
+            )
         if param.grad is not None and param.grad.is_sparse:
             raise RuntimeError(
                 f"a parameter of shape {tuple(param.shape)} has a sparse gradient, expected a "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg.optim._clip import ClippingMixin
 from thalweg.optim._fused import refuse_modes
+from thalweg.optim._state import hide_steps
 from thalweg.optim._steps import sgd_step
 
 
@@ -53,3 +54,7 @@ class FusedSGD(ClippingMixin, torch.optim.SGD):
         )
         self.max_grad_norm = max_grad_norm
         refuse_modes(foreach=foreach, capturable=False, differentiable=differentiable)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        hide_steps(self)  # copies and pickles have lost it

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import thalweg.fsdp
-from thalweg import codecs
+from thalweg import policy
 
 STRATEGIES = ("full", "grad-op", "hybrid", "ddp")
 SHARD_CODECS = ("fp32", "fp16", "bf16", "int8")
@@ -59,7 +59,8 @@ class Setup(NamedTuple):
     kind: int = 2  # FSDP1 or FSDP2
     prefetch: str = "pre"  # a key of PREFETCH, or "none"; for FSDP1
     checkpointing: bool = False  # of activations
-    codec: str = "fp32"  # how shards are sent, one of SHARD_CODECS; if hybrid, any: how copies are
+    # How shards are sent, one of SHARD_CODECS; if hybrid, how copies are, any or a policy.
+    codec: str = "fp32"
 
     def problem(self) -> str:
         """Returns why there is no such training; "" if there is."""
@@ -70,10 +71,10 @@ class Setup(NamedTuple):
         if self.codec != "fp32" and (self.kind == 1 or self.strategy == "ddp"):
             return f"--codec {self.codec} is for --fsdp 2 and strategies other than ddp"
         try:
-            name = codecs.parse(self.codec, "--codec").name
+            asked = policy.parse(self.codec, "--codec")
         except ValueError as error:
             return str(error)
-        if name not in SHARD_CODECS and self.strategy != "hybrid":
+        if (asked.rules or asked.default.name not in SHARD_CODECS) and self.strategy != "hybrid":
             return f"--codec {self.codec} is for --strategy hybrid: it sums over copies of shards"
         return ""
 
@@ -132,7 +133,8 @@ def shard(model: Any, setup: Setup) -> nn.Module:  # noqa: ANN401 - of the optio
             fully_shard(block, **options)
     whole: nn.Module = fully_shard(model, **options)
     if setup.codec != "fp32":
-        thalweg.fsdp.compress(whole, setup.codec)
+        asked = policy.parse(setup.codec)
+        thalweg.fsdp.compress(whole, asked.default, copies=asked)
     return whole
 
 
