@@ -104,9 +104,9 @@ bool IsZero(const float* values, uint64_t elems) {
 
 }  // namespace
 
-Encoded BlockCodec::Encode(double /*topk_ratio*/, const float* values, float* residual,
+Encoded BlockCodec::Encode(double /*topk_ratio*/, const float* values, Feedback feedback,
                            uint64_t elems, std::byte* out) const {
-  return {MaxEncodedBytes(format_, elems), encode_(values, residual, elems, out)};
+  return {MaxEncodedBytes(format_, elems), encode_(values, feedback, elems, out)};
 }
 
 absl::Status BlockCodec::Decode(const Payload& payload, DType bucket, uint64_t elems,

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/codec/feedback.h"
 #include "kernels/codec/lossy_kernels.h"
 
 namespace thalweg {
@@ -17,14 +18,14 @@ class BlockCodec final : public LossyKernels {
  public:
   // EncodeBlocks returns how many elements are not finite. Both take `elems` elements, which begin
   // at a block, and MaxEncodedBytes(format, elems) bytes; DecodeBlocks takes any bytes.
-  using EncodeBlocks = uint64_t (*)(const float* values, float* residual, size_t elems,
+  using EncodeBlocks = uint64_t (*)(const float* values, Feedback feedback, size_t elems,
                                     std::byte* out);
   using DecodeBlocks = void (*)(const std::byte* in, size_t elems, float* out);
 
   constexpr BlockCodec(WireFormat format, EncodeBlocks encode, DecodeBlocks decode)
       : format_(format), encode_(encode), decode_(decode) {}
 
-  Encoded Encode(double topk_ratio, const float* values, float* residual, uint64_t elems,
+  Encoded Encode(double topk_ratio, const float* values, Feedback feedback, uint64_t elems,
                  std::byte* out) const override;
   absl::Status Decode(const Payload& payload, DType bucket, uint64_t elems,
                       std::byte* out) const override;

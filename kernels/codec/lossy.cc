@@ -46,10 +46,10 @@ absl::StatusOr<const LossyKernels*> CheckedKernels(WireFormat format, uint64_t e
 
 }  // namespace
 
-Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, float* residual,
+Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, Feedback feedback,
                     uint64_t elems, std::byte* out) {
   assert(KernelsOf(format) != nullptr && elems <= kMaxLossyElems);
-  return KernelsOf(format)->Encode(topk_ratio, values, residual, elems, out);
+  return KernelsOf(format)->Encode(topk_ratio, values, feedback, elems, out);
 }
 
 absl::Status DecodeLossy(const Payload& payload, WireFormat format, DType bucket, uint64_t elems,

@@ -24,20 +24,21 @@
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
 #include "kernels/codec/encoded.h"
+#include "kernels/codec/feedback.h"
 
 namespace thalweg {
 
-// Encodes x = values + residual (x = values when `residual` is null) into at most
-// MaxEncodedBytes(format, elems) bytes at `out` and sets residual = x − what the bytes decode to,
+// Encodes x = values + the last residual (x = values without feedback) into at most
+// MaxEncodedBytes(format, elems) bytes at `out`; the next residual is x − what the bytes decode to,
 // exactly. `topk_ratio`, in (0, 1], is the fraction of the elements that topk sends; the other
 // formats ignore it.
 //
 // Elements of x that are not finite decode to themselves (or their whole block decodes to NaN,
 // where the format says so) and never enter a residual, which stays as it was there. They are
 // counted in the result. In a format of blocks, elements cut at a multiple of kLossyUnitElems may
-// be encoded separately, for instance by several threads, and give the same bytes. `residual` must
+// be encoded separately, for instance by several threads, and give the same bytes. Residuals must
 // not overlap `values`.
-Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, float* residual,
+Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, Feedback feedback,
                     uint64_t elems, std::byte* out);
 
 // Decodes a chunk of `elems` elements into `out`, as elements of type `bucket`: fp32, or rounded to

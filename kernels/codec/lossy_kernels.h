@@ -13,6 +13,7 @@
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
 #include "kernels/codec/encoded.h"
+#include "kernels/codec/feedback.h"
 #include "kernels/codec/weighting.h"
 
 namespace thalweg {
@@ -21,7 +22,7 @@ namespace thalweg {
 // EncodeLossy, DecodeLossy and FoldLossy, which have checked the format, the type and the weights.
 class LossyKernels {
  public:
-  virtual Encoded Encode(double topk_ratio, const float* values, float* residual, uint64_t elems,
+  virtual Encoded Encode(double topk_ratio, const float* values, Feedback feedback, uint64_t elems,
                          std::byte* out) const = 0;
   // `bucket` is fp32, fp16 or bf16.
   virtual absl::Status Decode(const Payload& payload, DType bucket, uint64_t elems,

@@ -56,6 +56,34 @@ TEST_P(LossyTest, TheResidualIsExactlyWhatWasLost) {
   }
 }
 
+// Where residuals begin decides how they are stored.
+TEST_P(LossyTest, ResidualsThatLieApartAreThoseOfOnePlaceWhereverTheyBegin) {
+  std::mt19937_64 random(24);
+  constexpr size_t kLine = 64 / sizeof(float);
+  for (size_t elems : kLossySizes) {
+    for (unsigned special_every : {0u, 50u}) {  // such as NaN
+      const Floats values = RandomFloats(elems, special_every, random);
+      const Floats last = RandomFloats(elems, 0, random);
+      Floats expected = last;
+      const Bytes bytes = Encode(GetParam(), values, &expected);
+      Floats room(elems + 3 * kLine, -77);
+      const size_t line = kLine - reinterpret_cast<uintptr_t>(room.data()) / sizeof(float) % kLine;
+      for (size_t begin : {line, line + 1, line + 8}) {
+        std::fill(room.begin(), room.end(), -77);
+        Bytes apart(MaxEncodedBytes(GetParam(), elems));
+        apart.resize(EncodeLossy(GetParam(), kRatio, values.data(),
+                                 {last.data(), room.data() + begin}, elems, apart.data())
+                         .bytes);
+        EXPECT_EQ(apart, bytes);
+        const auto next = room.begin() + static_cast<ptrdiff_t>(begin);
+        EXPECT_EQ(BitsOf(Floats(next, next + static_cast<ptrdiff_t>(elems))), BitsOf(expected));
+        EXPECT_EQ(room[begin - 1], -77);
+        EXPECT_EQ(room[begin + elems], -77);
+      }
+    }
+  }
+}
+
 // The values decoded over many rounds and the final residual add up to what was to be sent.
 TEST_P(LossyTest, NothingIsLostOverManyRounds) {
   const size_t elems = 3000;

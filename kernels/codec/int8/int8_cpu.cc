@@ -22,12 +22,12 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Encodes one block with any contents.
-template <bool kFeedback>
-uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std::byte* out) {
+template <Residuals kResiduals>
+uint64_t EncodeAnyBlock(const float* values, Feedback feedback, size_t elems, std::byte* out) {
   uint32_t largest = 0;
   uint64_t nonfinite = 0;
   for (size_t i = 0; i < elems; ++i) {
-    const float x = kFeedback ? values[i] + residual[i] : values[i];
+    const float x = Sum<kResiduals>(values, feedback, i);
     const uint32_t magnitude = BitCast<uint32_t>(x) & Fp32::kMagnitude;
     if (magnitude < Fp32::kInfinity) {
       largest = std::max(largest, magnitude);
@@ -39,8 +39,13 @@ uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std:
   StoreBits<Fp32>(BitCast<uint32_t>(scale.value), out, 0);
   auto* codes = reinterpret_cast<int8_t*>(out + sizeof(float));
   for (size_t i = 0; i < elems; ++i) {
-    const float x = kFeedback ? values[i] + residual[i] : values[i];
-    codes[i] = EncodeInt8Element(x, scale, kFeedback ? &residual[i] : nullptr);
+    const float x = Sum<kResiduals>(values, feedback, i);
+    if constexpr (kResiduals == Residuals::kNone) {
+      codes[i] = EncodeInt8Element(x, scale, nullptr);
+    } else {
+      feedback.next[i] = feedback.last[i];
+      codes[i] = EncodeInt8Element(x, scale, &feedback.next[i]);
+    }
   }
   return nonfinite;
 }
@@ -56,36 +61,36 @@ void DecodeAnyBlock(const std::byte* in, size_t elems, float* out) {
 using D = hn::ScalableTag<float>;
 using D32 = hn::RebindToSigned<D>;
 
-template <bool kFeedback>
-HWY_INLINE hn::Vec<D> LoadSum(const float* values, const float* residual, size_t i) {
+template <Residuals kResiduals>
+HWY_INLINE hn::Vec<D> LoadSum(const float* values, Feedback feedback, size_t i) {
   const D d;
   const auto x = hn::LoadU(d, values + i);
-  if constexpr (kFeedback) return hn::Add(x, hn::LoadU(d, residual + i));
+  if constexpr (kResiduals != Residuals::kNone) return hn::Add(x, hn::LoadU(d, feedback.last + i));
   return x;
 }
 
 // Returns the bits of the largest |x|. Those of infinity and NaN are larger than all others.
-template <bool kFeedback>
-HWY_INLINE uint32_t LargestMagnitude(const float* values, const float* residual) {
+template <Residuals kResiduals>
+HWY_INLINE uint32_t LargestMagnitude(const float* values, Feedback feedback) {
   const D d;
   const D32 d32;
   const size_t lanes = hn::Lanes(d);
   auto even = hn::Zero(d32);
   auto odd = hn::Zero(d32);
   for (size_t i = 0; i < kInt8BlockElems; i += 2 * lanes) {
-    const auto x0 = hn::Abs(LoadSum<kFeedback>(values, residual, i));
-    const auto x1 = hn::Abs(LoadSum<kFeedback>(values, residual, i + lanes));
+    const auto x0 = hn::Abs(LoadSum<kResiduals>(values, feedback, i));
+    const auto x1 = hn::Abs(LoadSum<kResiduals>(values, feedback, i + lanes));
     even = hn::Max(even, hn::BitCast(d32, x0));
     odd = hn::Max(odd, hn::BitCast(d32, x1));
   }
   return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d32, hn::Max(even, odd))));
 }
 
-template <bool kFeedback>
-HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
-  const uint32_t largest = LargestMagnitude<kFeedback>(values, residual);
+template <Residuals kResiduals>
+HWY_INLINE uint64_t EncodeBlock(const float* values, Feedback feedback, std::byte* out) {
+  const uint32_t largest = LargestMagnitude<kResiduals>(values, feedback);
   if (largest >= Fp32::kInfinity) {
-    return EncodeAnyBlock<kFeedback>(values, residual, kInt8BlockElems, out);
+    return EncodeAnyBlock<kResiduals>(values, feedback, kInt8BlockElems, out);
   }
   const D d;
   const D32 d32;
@@ -98,11 +103,12 @@ HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte*
   const auto rounder = hn::Set(d, kInt8Rounder);
   const auto rounder_bits = hn::BitCast(d32, rounder);
   for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
-    const auto x = LoadSum<kFeedback>(values, residual, i);
+    const auto x = LoadSum<kResiduals>(values, feedback, i);
     const auto sum = hn::MulAdd(x, inverse, rounder);
     hn::StoreU(hn::DemoteTo(d8, hn::Sub(hn::BitCast(d32, sum), rounder_bits)), d8, codes + i);
-    if constexpr (kFeedback) {
-      hn::StoreU(hn::Sub(x, hn::Mul(hn::Sub(sum, rounder), value)), d, residual + i);
+    if constexpr (kResiduals != Residuals::kNone) {
+      StoreResidual<kResiduals>(hn::Sub(x, hn::Mul(hn::Sub(sum, rounder), value)), d,
+                                feedback.next + i);
     }
   }
   return 0;
@@ -143,13 +149,13 @@ HWY_INLINE void DecodeBlock(const std::byte* in, float* out) {
 struct Int8Block {
   static constexpr WireFormat kFormat = WireFormat::kInt8;
 
-  template <bool kFeedback>
-  static HWY_INLINE uint64_t Encode(const float* values, float* residual, size_t elems,
+  template <Residuals kResiduals>
+  static HWY_INLINE uint64_t Encode(const float* values, Feedback feedback, size_t elems,
                                     std::byte* out) {
 #if THALWEG_VECTORS
-    if (elems == kInt8BlockElems) return EncodeBlock<kFeedback>(values, residual, out);
+    if (elems == kInt8BlockElems) return EncodeBlock<kResiduals>(values, feedback, out);
 #endif
-    return EncodeAnyBlock<kFeedback>(values, residual, elems, out);
+    return EncodeAnyBlock<kResiduals>(values, feedback, elems, out);
   }
 
   static HWY_INLINE void Decode(const std::byte* in, size_t elems, float* out) {
@@ -160,8 +166,8 @@ struct Int8Block {
   }
 };
 
-uint64_t EncodeInt8ForTarget(const float* values, float* residual, size_t elems, std::byte* out) {
-  return EncodeEveryBlock<Int8Block>(values, residual, elems, out);
+uint64_t EncodeInt8ForTarget(const float* values, Feedback feedback, size_t elems, std::byte* out) {
+  return EncodeEveryBlock<Int8Block>(values, feedback, elems, out);
 }
 
 void DecodeInt8ForTarget(const std::byte* in, size_t elems, float* out) {
@@ -180,8 +186,8 @@ namespace thalweg {
 HWY_EXPORT(EncodeInt8ForTarget);
 HWY_EXPORT(DecodeInt8ForTarget);
 
-uint64_t EncodeInt8(const float* values, float* residual, size_t elems, std::byte* out) {
-  return HWY_DYNAMIC_DISPATCH(EncodeInt8ForTarget)(values, residual, elems, out);
+uint64_t EncodeInt8(const float* values, Feedback feedback, size_t elems, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeInt8ForTarget)(values, feedback, elems, out);
 }
 
 void DecodeInt8(const std::byte* in, size_t elems, float* out) {

@@ -6,15 +6,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codec/feedback.h"
+
 namespace thalweg {
 
-// Encodes x = values + residual (x = values when `residual` is null) into MaxEncodedBytes(kOneBit,
-// elems) bytes at `out`, and sets residual = x − what the bytes decode to, or the largest float
-// where that is infinite. A block with a non-finite element of x is sent as NaN and leaves its
-// residual unchanged. Returns how many elements of x are not finite. Blocks are encoded one by one,
-// so chunks cut at their boundaries give the same bytes. Every processor gives the same bits.
-// `residual` must not overlap `values`; `out` needs no alignment. Thread-safe.
-uint64_t EncodeOneBit(const float* values, float* residual, size_t elems, std::byte* out);
+// Encodes x = values + the last residual (x = values without feedback) into
+// MaxEncodedBytes(kOneBit, elems) bytes at `out`; the next residual is x − what the bytes decode
+// to, or the largest float where that is infinite. A block with a non-finite element of x is sent
+// as NaN, and its residual stays as it was. Returns how many elements of x are not finite. Blocks
+// are encoded one by one, so chunks cut at their boundaries give the same bytes. Every processor
+// gives the same bits. Residuals must not overlap `values`; `out` needs no alignment. Thread-safe.
+uint64_t EncodeOneBit(const float* values, Feedback feedback, size_t elems, std::byte* out);
 
 // Decodes any MaxEncodedBytes(kOneBit, elems) bytes: a block whose scale is not finite is all NaN,
 // each the positive quiet one without payload. Thread-safe.

@@ -35,37 +35,40 @@ float SumOf(float* partials) {
   return partials[0];
 }
 
-template <bool kFeedback>
-uint64_t EncodeNaNBlock(const float* values, const float* residual, size_t elems, std::byte* out) {
+template <Residuals kResiduals>
+uint64_t EncodeNaNBlock(const float* values, Feedback feedback, size_t elems, std::byte* out) {
   StoreBits<Fp32>(Fp32::kNan, out, 0);
   std::memset(out + sizeof(float), 0, (elems + 7) / 8);
   uint64_t nonfinite = 0;
   for (size_t i = 0; i < elems; ++i) {
-    if (!std::isfinite(kFeedback ? values[i] + residual[i] : values[i])) ++nonfinite;
+    if (!std::isfinite(Sum<kResiduals>(values, feedback, i))) ++nonfinite;
+  }
+  if (kResiduals != Residuals::kNone && feedback.next != feedback.last) {
+    std::copy_n(feedback.last, elems, feedback.next);
   }
   return nonfinite;
 }
 
 // The following functions handle the last block of a chunk, which is not rotated.
 
-template <bool kFeedback>
-uint64_t EncodeShortBlock(const float* values, float* residual, size_t elems, std::byte* out) {
+template <Residuals kResiduals>
+uint64_t EncodeShortBlock(const float* values, Feedback feedback, size_t elems, std::byte* out) {
   float partials[kOneBitPartials] = {};
   for (size_t i = 0; i < elems; ++i) {
-    const float x = kFeedback ? values[i] + residual[i] : values[i];
+    const float x = Sum<kResiduals>(values, feedback, i);
     float& partial = partials[i % kOneBitPartials];
     partial = AddToOneBitPartial(std::fabs(x), partial);
   }
   const float sum = SumOf(partials);
-  if (!std::isfinite(sum)) return EncodeNaNBlock<kFeedback>(values, residual, elems, out);
+  if (!std::isfinite(sum)) return EncodeNaNBlock<kResiduals>(values, feedback, elems, out);
   const float scale = ShortOneBitScale(sum, elems);
   StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   std::byte* const signs = out + sizeof(float);
   std::memset(signs, 0, (elems + 7) / 8);
   for (size_t i = 0; i < elems; ++i) {
-    const float x = kFeedback ? values[i] + residual[i] : values[i];
+    const float x = Sum<kResiduals>(values, feedback, i);
     if (x < 0) signs[i / 8] |= std::byte{1} << (i % 8);
-    if (kFeedback) residual[i] = ShortOneBitResidual(x, scale);
+    if (kResiduals != Residuals::kNone) feedback.next[i] = ShortOneBitResidual(x, scale);
   }
   return 0;
 }
@@ -81,11 +84,11 @@ void DecodeShortBlock(const std::byte* in, size_t elems, float* out) {
 
 // The following functions handle whole blocks.
 
-template <bool kFeedback>
-HWY_INLINE V LoadSum(const float* values, const float* residual, size_t i) {
+template <Residuals kResiduals>
+HWY_INLINE V LoadSum(const float* values, Feedback feedback, size_t i) {
   const D d;
   const V x = hn::LoadU(d, values + i);
-  if constexpr (kFeedback) return hn::Add(x, hn::LoadU(d, residual + i));
+  if constexpr (kResiduals != Residuals::kNone) return hn::Add(x, hn::LoadU(d, feedback.last + i));
   return x;
 }
 
@@ -95,12 +98,12 @@ HWY_INLINE V Flip(V v, size_t i) {
   return hn::Xor(v, hn::BitCast(d, hn::LoadU(bits, &kRotationFlips[i])));
 }
 
-template <bool kFeedback>
-HWY_INLINE void Rotate(const float* values, const float* residual, float* rotated) {
+template <Residuals kResiduals>
+HWY_INLINE void Rotate(const float* values, Feedback feedback, float* rotated) {
   const D d;
   const V shrink = hn::Set(d, kRotationShrink);
   for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
-    const V x = LoadSum<kFeedback>(values, residual, i);
+    const V x = LoadSum<kResiduals>(values, feedback, i);
     hn::StoreU(hn::Mul(Flip(x, i), shrink), d, rotated + i);
   }
   Hadamard(rotated);
@@ -148,26 +151,27 @@ HWY_INLINE void RotateBack(float scale, float* signs) {
   }
 }
 
-template <bool kFeedback>
-uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
+template <Residuals kResiduals>
+uint64_t EncodeBlock(const float* values, Feedback feedback, std::byte* out) {
   const D d;
   alignas(64) float rotated[kOneBitBlockElems];
-  Rotate<kFeedback>(values, residual, rotated);
+  Rotate<kResiduals>(values, feedback, rotated);
   const float sum = SumOfMagnitudes(rotated);
   if (!std::isfinite(sum)) {
-    return EncodeNaNBlock<kFeedback>(values, residual, kOneBitBlockElems, out);
+    return EncodeNaNBlock<kResiduals>(values, feedback, kOneBitBlockElems, out);
   }
   const float scale = WholeOneBitScale(sum);
   StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   TakeSigns(rotated, out + sizeof(float));
-  if constexpr (kFeedback) {
+  if constexpr (kResiduals != Residuals::kNone) {
     RotateBack(scale, rotated);
     const V largest = hn::Set(d, kLargest);
     for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
-      const V x = LoadSum<kFeedback>(values, residual, i);
+      const V x = LoadSum<kResiduals>(values, feedback, i);
       const V left = hn::Sub(x, hn::LoadU(d, rotated + i));
       // The clamp keeps the residual finite where two of the largest floats are subtracted.
-      hn::StoreU(hn::Max(hn::Min(left, largest), hn::Neg(largest)), d, residual + i);
+      StoreResidual<kResiduals>(hn::Max(hn::Min(left, largest), hn::Neg(largest)), d,
+                                feedback.next + i);
     }
   }
   return 0;
@@ -193,11 +197,11 @@ void DecodeBlock(const std::byte* in, float* out) {
 struct OneBitBlock {
   static constexpr WireFormat kFormat = WireFormat::kOneBit;
 
-  template <bool kFeedback>
-  static HWY_INLINE uint64_t Encode(const float* values, float* residual, size_t elems,
+  template <Residuals kResiduals>
+  static HWY_INLINE uint64_t Encode(const float* values, Feedback feedback, size_t elems,
                                     std::byte* out) {
-    if (elems == kOneBitBlockElems) return EncodeBlock<kFeedback>(values, residual, out);
-    return EncodeShortBlock<kFeedback>(values, residual, elems, out);
+    if (elems == kOneBitBlockElems) return EncodeBlock<kResiduals>(values, feedback, out);
+    return EncodeShortBlock<kResiduals>(values, feedback, elems, out);
   }
 
   static HWY_INLINE void Decode(const std::byte* in, size_t elems, float* out) {
@@ -211,8 +215,9 @@ struct OneBitBlock {
   }
 };
 
-uint64_t EncodeOneBitForTarget(const float* values, float* residual, size_t elems, std::byte* out) {
-  return EncodeEveryBlock<OneBitBlock>(values, residual, elems, out);
+uint64_t EncodeOneBitForTarget(const float* values, Feedback feedback, size_t elems,
+                               std::byte* out) {
+  return EncodeEveryBlock<OneBitBlock>(values, feedback, elems, out);
 }
 
 void DecodeOneBitForTarget(const std::byte* in, size_t elems, float* out) {
@@ -231,8 +236,8 @@ namespace thalweg {
 HWY_EXPORT(EncodeOneBitForTarget);
 HWY_EXPORT(DecodeOneBitForTarget);
 
-uint64_t EncodeOneBit(const float* values, float* residual, size_t elems, std::byte* out) {
-  return HWY_DYNAMIC_DISPATCH(EncodeOneBitForTarget)(values, residual, elems, out);
+uint64_t EncodeOneBit(const float* values, Feedback feedback, size_t elems, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeOneBitForTarget)(values, feedback, elems, out);
 }
 
 void DecodeOneBit(const std::byte* in, size_t elems, float* out) {

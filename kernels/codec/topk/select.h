@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/codec/feedback.h"
+
 namespace thalweg {
 
 // An IndexedResidual is a residual and the index of its element.
@@ -13,9 +15,9 @@ struct IndexedResidual {
   float residual = 0;
 };
 
-// Sets residual = x = values + residual. Returns the previous residuals wherever x is not finite,
-// by rising index. The two must not overlap. Thread-safe.
-std::vector<IndexedResidual> AddResidual(const float* values, float* residual, uint64_t elems);
+// Sets the next residual to x = values + the last one. Returns the last residuals wherever x is not
+// finite, by rising index. They must not overlap `values`. Thread-safe.
+std::vector<IndexedResidual> AddResidual(const float* values, Feedback feedback, uint64_t elems);
 
 // Returns the rising indices of the `count` ≥ 1 elements of largest magnitude; of equal magnitudes
 // the lower index goes first. Returns fewer when fewer are not zero, and more when more than

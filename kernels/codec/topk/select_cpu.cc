@@ -24,31 +24,32 @@ namespace thalweg {
 namespace HWY_NAMESPACE {
 namespace {
 
-void AddElements(const float* values, float* residual, uint64_t begin, uint64_t end,
+void AddElements(const float* values, Feedback feedback, uint64_t begin, uint64_t end,
                  std::vector<IndexedResidual>& kept) {
   for (uint64_t i = begin; i < end; ++i) {
-    const float x = values[i] + residual[i];
-    if (!std::isfinite(x)) kept.push_back({static_cast<uint32_t>(i), residual[i]});
-    residual[i] = x;
+    const float residual = feedback.last[i];
+    const float x = values[i] + residual;
+    if (!std::isfinite(x)) kept.push_back({static_cast<uint32_t>(i), residual});
+    feedback.next[i] = x;
   }
 }
 
-void AddResidualForTarget(const float* values, float* residual, uint64_t elems,
+void AddResidualForTarget(const float* values, Feedback feedback, uint64_t elems,
                           std::vector<IndexedResidual>& kept) {
   uint64_t i = 0;
 #if THALWEG_VECTORS
   const hn::ScalableTag<float> d;
   const auto infinity = hn::Set(d, Fp32::kOverflow);
   for (const size_t lanes = hn::Lanes(d); elems - i >= lanes; i += lanes) {
-    const auto x = hn::Add(hn::LoadU(d, values + i), hn::LoadU(d, residual + i));
+    const auto x = hn::Add(hn::LoadU(d, values + i), hn::LoadU(d, feedback.last + i));
     if (hn::AllTrue(d, hn::Lt(hn::Abs(x), infinity))) {
-      hn::StoreU(x, d, residual + i);
+      hn::StoreU(x, d, feedback.next + i);
     } else {
-      AddElements(values, residual, i, i + lanes, kept);
+      AddElements(values, feedback, i, i + lanes, kept);
     }
   }
 #endif
-  AddElements(values, residual, i, elems, kept);
+  AddElements(values, feedback, i, elems, kept);
 }
 
 // Writes to `indices`, which has room for `elems`, the indices of the elements whose magnitude has
@@ -163,9 +164,9 @@ Cut CutFor(const Histogram& histogram, uint64_t count) {
 
 }  // namespace
 
-std::vector<IndexedResidual> AddResidual(const float* values, float* residual, uint64_t elems) {
+std::vector<IndexedResidual> AddResidual(const float* values, Feedback feedback, uint64_t elems) {
   std::vector<IndexedResidual> kept;
-  HWY_DYNAMIC_DISPATCH(AddResidualForTarget)(values, residual, elems, kept);
+  HWY_DYNAMIC_DISPATCH(AddResidualForTarget)(values, feedback, elems, kept);
   return kept;
 }
 

@@ -49,20 +49,22 @@ uint64_t TopKCount(double ratio, uint64_t elems) {
   return std::clamp<uint64_t>(static_cast<uint64_t>(count), 1, std::max<uint64_t>(elems, 1));
 }
 
-Encoded EncodeTopK(const float* values, float* residual, uint64_t elems, uint64_t count,
+Encoded EncodeTopK(const float* values, Feedback feedback, uint64_t elems, uint64_t count,
                    std::byte* out) {
   std::vector<IndexedResidual> kept;
   const float* x = values;
-  if (residual != nullptr) {
-    kept = AddResidual(values, residual, elems);
-    x = residual;
+  if (feedback) {
+    kept = AddResidual(values, feedback, elems);
+    x = feedback.next;
   }
   Writer writer(out);
   for (uint32_t i : SelectLargest(x, elems, count)) {
     writer.Add(i, x[i]);
-    if (residual != nullptr) residual[i] = 0;
+    if (feedback) feedback.next[i] = 0;
   }
-  for (const IndexedResidual& element : kept) residual[element.index] = element.residual;
+  for (const IndexedResidual& element : kept) {
+    feedback.next[element.index] = element.residual;
+  }
   return writer.Finish();
 }
 

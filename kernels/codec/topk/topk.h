@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/codec/encoded.h"
+#include "kernels/codec/feedback.h"
 #include "kernels/codec/weighting.h"
 
 namespace thalweg {
@@ -16,14 +17,14 @@ namespace thalweg {
 // one. Requires 0 < ratio ≤ 1.
 uint64_t TopKCount(double ratio, uint64_t elems);
 
-// Encodes the `count` elements of x = values + residual (x = values when `residual` is null) of
+// Encodes the `count` elements of x = values + the last residual (x = values without feedback) of
 // largest magnitude into at most MaxEncodedBytes(kTopK, elems) bytes at `out`; of equal magnitudes
 // the lower index goes first. Zeros are never sent; all non-finite elements are, also when they are
-// more than `count`. Sets residual = x − what the bytes decode to, that is 0 for the elements that
-// are sent and x for the rest; a non-finite element leaves its residual unchanged. A NaN is sent as
-// the positive quiet one without payload. Requires elems ≤ kMaxLossyElems and count ≥ 1. `residual`
+// more than `count`. The next residual is x − what the bytes decode to, that is 0 for the elements
+// that are sent and x for the rest; that of a non-finite element stays as it was. A NaN is sent as
+// the positive quiet one without payload. Requires elems ≤ kMaxLossyElems and count ≥ 1. Residuals
 // must not overlap `values`. Thread-safe.
-Encoded EncodeTopK(const float* values, float* residual, uint64_t elems, uint64_t count,
+Encoded EncodeTopK(const float* values, Feedback feedback, uint64_t elems, uint64_t count,
                    std::byte* out);
 
 // Returns InvalidArgument unless `payload` is exactly one chunk of `elems` elements: rising indices

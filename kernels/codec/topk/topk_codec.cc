@@ -31,9 +31,9 @@ absl::Status CheckEntries(const std::string& what, std::span<const std::byte> pa
 
 class TopKCodec final : public LossyKernels {
  public:
-  Encoded Encode(double topk_ratio, const float* values, float* residual, uint64_t elems,
+  Encoded Encode(double topk_ratio, const float* values, Feedback feedback, uint64_t elems,
                  std::byte* out) const override {
-    return EncodeTopK(values, residual, elems, TopKCount(topk_ratio, elems), out);
+    return EncodeTopK(values, feedback, elems, TopKCount(topk_ratio, elems), out);
   }
 
   absl::Status Decode(const Payload& payload, DType bucket, uint64_t elems,

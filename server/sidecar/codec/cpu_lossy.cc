@@ -82,38 +82,35 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
   const uint64_t elems = end - begin;
   const float* values = Values(begin, end, gradient, tile);
   const auto pieces = tensors_.TensorPieces(begin, end);
-  const auto next_of = [&](const TensorSet::Piece& piece) {
-    return NextResidual(piece.tensor).data() + piece.offset;
+  const auto of_piece = [&](const TensorSet::Piece& piece) -> Feedback {
+    return {states_[piece.tensor]->residual.data() + piece.offset,
+            NextResidual(piece.tensor).data() + piece.offset};
   };
-  float* residual = nullptr;
-  const bool gathered = pieces[0].elems < elems;
-  if (spec_.feedback && !gathered) residual = next_of(pieces[0]);
-  if (spec_.feedback && gathered) {
+  Feedback feedback = nullptr;
+  const bool gathered = spec_.feedback && pieces[0].elems < elems;
+  if (spec_.feedback && !gathered) feedback = of_piece(pieces[0]);
+  if (gathered) {
     tile.residual.assign(elems, 0.0f);
-    residual = tile.residual.data();
-  }
-  if (residual != nullptr) {
+    feedback = tile.residual.data();
     for (const auto& piece : pieces) {
-      const float* const last = states_[piece.tensor]->residual.data() + piece.offset;
-      float* const here = residual + (piece.begin - begin);
-      if (last != here) std::copy_n(last, piece.elems, here);
+      std::copy_n(of_piece(piece).last, piece.elems, feedback.next + (piece.begin - begin));
     }
   }
-  if (loss != nullptr && residual != nullptr) {
+  if (loss != nullptr && feedback) {
     for (uint64_t i = 0; i < elems; ++i) {
-      const double whole = static_cast<double>(values[i]) + residual[i];
+      const double whole = static_cast<double>(values[i]) + feedback.last[i];
       loss->whole += whole * whole;
     }
   }
-  const Encoded encoded = EncodeLossy(format_, spec_.topk_ratio, values, residual, elems, out);
-  if (loss != nullptr && residual != nullptr) {
+  const Encoded encoded = EncodeLossy(format_, spec_.topk_ratio, values, feedback, elems, out);
+  if (loss != nullptr && feedback) {
     for (const auto& piece : pieces) {
-      loss->residual += SquaredNorm(residual + (piece.begin - begin), piece.elems);
+      loss->residual += SquaredNorm(feedback.next + (piece.begin - begin), piece.elems);
     }
   }
-  if (residual != nullptr && gathered) {
+  if (gathered) {
     for (const auto& piece : pieces) {
-      std::copy_n(residual + (piece.begin - begin), piece.elems, next_of(piece));
+      std::copy_n(feedback.next + (piece.begin - begin), piece.elems, of_piece(piece).next);
     }
   }
   return encoded.bytes;
