@@ -10,7 +10,7 @@
 #include "client/core/copies_in_flight.h"
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
-#include "core/ipc/unique_fd.h"
+#include "core/base/unique_fd.h"
 
 namespace thalweg {
 namespace {

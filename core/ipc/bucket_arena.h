@@ -26,7 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/ipc/unique_fd.h"
+#include "core/base/unique_fd.h"
 
 namespace thalweg {
 

@@ -16,8 +16,8 @@
 #include "absl/strings/string_view.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
 #include "core/ipc/message.h"
-#include "core/ipc/unique_fd.h"
 
 namespace thalweg {
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "core/base/unique_fd.h"
 #include "core/ipc/connection.h"
-#include "core/ipc/unique_fd.h"
 
 namespace thalweg {
 

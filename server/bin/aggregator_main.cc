@@ -16,6 +16,7 @@
 #include "server/base/log.h"
 #include "server/bin/program.h"
 #include "server/http/http_server.h"
+#include "server/net/kept_tls_files.h"
 #include "server/page/site.h"
 #include "server/snapshot/snapshot_folder.h"
 #include "server/transport/shard/shard_server.h"
@@ -35,9 +36,11 @@ struct Flags {
 };
 
 // Waits for a signal, and then for the jobs that run.
-void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, Signals& signals) {
+void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, KeptTlsFiles& tls,
+                Signals& signals) {
   while (!signals.Wait(kSignalPoll)) {
     if (policy != nullptr) policy->Refresh(Now());
+    tls.Refresh(Now());
   }
   spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
                aggregator.num_jobs());
@@ -53,6 +56,8 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "aggregator");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("aggregator"));
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<KeptTlsFiles> tls,
+                           KeptTlsFiles::Open(flags.common.tls));
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<PolicyFile> policy, OpenPolicy(flags.common));
   const uint64_t memory_bytes = MemoryOf(flags.common);
   std::unique_ptr<SnapshotFolder> folder;
@@ -73,14 +78,14 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
                            ShardServer::Start({.listen = flags.listen,
                                                .threads = threads,
-                                               .tls = flags.common.tls,
+                                               .tls = tls->copies(),
                                                .memory_bytes = memory_bytes},
                                               aggregator, registry));
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
     THALWEG_ASSIGN_OR_RETURN(
         http, HttpServer::Start(
-                  {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+                  {flags.common.http, tls->copies(), flags.common.http_token_file}, registry,
                   [&] { return signals.Ready(); },
                   [&](const std::string& path) { return site.Answer(path); }));
   }
@@ -90,7 +95,7 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                page.empty() ? "" : ", live page and metrics on " + page);
   AnnounceReady(flags.common.ready_fd, server->address(), http == nullptr ? "" : http->address());
 
-  WaitForEnd(flags, aggregator, policy.get(), signals);
+  WaitForEnd(flags, aggregator, policy.get(), *tls, signals);
   aggregator.Stop(absl::UnavailableError("the aggregator is shutting down"));
   server->Stop(kStopGrace);
   return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "server/bin/respawn.h"
 #include "server/bin/sidecar_shards.h"
 #include "server/http/http_server.h"
+#include "server/net/kept_tls_files.h"
 #include "server/page/site.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
@@ -51,10 +52,11 @@ uint32_t ThreadsOf(const Flags& flags) {
 // Waits for a signal or, when the options ask for that, until the last worker has left and other
 // nodes need this one's shard no more.
 void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, PolicyFile* policy,
-                Signals& signals) {
+                KeptTlsFiles& tls, Signals& signals) {
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
     if (policy != nullptr) policy->Refresh(Now());
+    tls.Refresh(Now());
     const Sidecar::Connections connections = sidecar.Reap();
     if (!flags.exit_when_idle || connections.now > 0 || shards.IsServing()) continue;
     if (connections.since_start > 0) {
@@ -81,6 +83,8 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
   ExportProcessInfo(registry, "sidecar");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("sidecar"));
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<KeptTlsFiles> tls,
+                           KeptTlsFiles::Open(flags.common.tls));
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<PolicyFile> policy, OpenPolicy(flags.common));
   if (policy != nullptr && flags.shard_listen.empty()) {
     spdlog::warn(
@@ -93,7 +97,7 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
                                        ThreadsOf(flags),
                                        flags.channels,
                                        FromSeconds(flags.reconnect_seconds),
-                                       flags.common.tls,
+                                       tls->copies(),
                                        trace.get(),
                                        MemoryOf(flags.common),
                                        SourceOf(policy.get())};
@@ -112,7 +116,7 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
   if (!flags.common.http.empty()) {
     THALWEG_ASSIGN_OR_RETURN(
         http, HttpServer::Start(
-                  {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+                  {flags.common.http, tls->copies(), flags.common.http_token_file}, registry,
                   [&] { return signals.Ready(); },
                   [&](const std::string& path) { return site.Answer(path); }));
   }
@@ -120,7 +124,7 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
   const std::string http_address = http == nullptr ? "" : http->address();
   kept.Keep(shards->address(), http_address);
   AnnounceReady(flags.common.ready_fd, flags.socket, http_address);
-  WaitForEnd(flags, *sidecar, *shards, policy.get(), signals);
+  WaitForEnd(flags, *sidecar, *shards, policy.get(), *tls, signals);
   sidecar->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return absl::OkStatus();
 }

@@ -3,10 +3,8 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "core/base/status_macros.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
@@ -17,20 +15,13 @@ namespace {
 
 constexpr Duration kStopGrace = std::chrono::seconds(2);
 
-std::vector<std::string> SplitAddresses(const std::string& text) {
-  std::vector<std::string> addresses;
-  for (const absl::string_view address : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-    addresses.emplace_back(absl::StripAsciiWhitespace(address));
-  }
-  return addresses;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Options& options,
                                                                     MetricRegistry& registry) {
   std::unique_ptr<SidecarShards> shards(new SidecarShards(options));
-  const std::vector<std::string> addresses = SplitAddresses(options.aggregators);
+  THALWEG_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
+                           ParseTargets(options.aggregators));
   const bool is_hosting = !options.listen.empty();
   ShardDirectory::Options directory;
   if (is_hosting || addresses.empty()) {

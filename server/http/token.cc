@@ -2,8 +2,9 @@
 
 #include <openssl/crypto.h>
 
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -24,14 +25,15 @@ bool Same(absl::string_view given, const std::string& token) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const std::string token(absl::StripAsciiWhitespace(text));
-  if (!file.is_open() || token.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("'", path, "': expected a token, ",
-                                                   file.is_open() ? "got none" : "cannot read it"));
-  }
-  return token;
+  std::error_code ignored;
+  const std::ifstream file(path);
+  const bool is_readable = file.is_open() && !std::filesystem::is_directory(path, ignored);
+  std::ostringstream text;
+  if (is_readable) text << file.rdbuf();
+  std::string token(absl::StripAsciiWhitespace(text.str()));
+  if (!token.empty()) return token;
+  return absl::InvalidArgumentError(absl::StrCat("'", path, "': expected a token, ",
+                                                 is_readable ? "got none" : "cannot read it"));
 }
 
 bool HasToken(const std::string& authorization, const std::string& token) {

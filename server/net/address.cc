@@ -1,7 +1,12 @@
 #include "server/net/address.h"
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -23,6 +28,28 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   }
   if (address.host.empty()) address.host = "0.0.0.0";
   return address;
+}
+
+absl::StatusOr<std::vector<std::string>> ParseTargets(const std::string& text) {
+  std::vector<std::string> targets;
+  for (const absl::string_view piece : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    const std::string target(absl::StripAsciiWhitespace(piece));
+    if (absl::StrContains(target, "//")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("address '", target, "': expected host:port, without a scheme"));
+    }
+    THALWEG_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(target));
+    if (address.port == 0 || absl::StartsWith(target, ":")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "address '", target, "': expected the host and port of a server, which is not port 0"));
+    }
+    if (std::find(targets.begin(), targets.end(), target) != targets.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("address '", target, "' is there twice, expected each server once"));
+    }
+    targets.push_back(target);
+  }
+  return targets;
 }
 
 absl::StatusOr<std::vector<HostPort>> ParsePorts(const std::string& text) {

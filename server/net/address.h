@@ -21,6 +21,10 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 // has at most 65535 ports and does not begin with 0.
 absl::StatusOr<std::vector<HostPort>> ParsePorts(const std::string& text);
 
+// Parses addresses of other hosts, separated by commas, and returns each as it is written.
+// InvalidArgument names one that no connection can be made to, or that is there twice.
+absl::StatusOr<std::vector<std::string>> ParseTargets(const std::string& text);
+
 // Formats the address; an IPv6 host gets its brackets.
 std::string ToString(const HostPort& address);
 

@@ -53,5 +53,23 @@ TEST(AddressTest, MalformedRangesAreRefused) {
   }
 }
 
+TEST(AddressTest, TargetsAreReturnedAsTheyAreWritten) {
+  const auto targets = ParseTargets(" node-1:7070, [::1]:7071,,10.0.0.1:7070");
+  ASSERT_TRUE(targets.ok()) << targets.status();
+  EXPECT_EQ(*targets, (std::vector<std::string>{"node-1:7070", "[::1]:7071", "10.0.0.1:7070"}));
+  EXPECT_TRUE(ParseTargets("")->empty());
+}
+
+TEST(AddressTest, TargetsThatNoConnectionCanBeMadeToAreRefusedByName) {
+  for (const std::string wrong :
+       {"127.0.0.1", "http://h:7070", "h:0", ":7070", "h:70000", "::1:7070"}) {
+    const absl::Status status = ParseTargets("a:1," + wrong).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong;
+    EXPECT_NE(std::string(status.message()).find("'" + wrong + "'"), std::string::npos) << status;
+  }
+  EXPECT_EQ(ParseTargets("a:1,b:1,a:1").status().message(),
+            "address 'a:1' is there twice, expected each server once");
+}
+
 }  // namespace
 }  // namespace thalweg::address_test

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import outcome
-from server_optimizer_trainers import Trainer, on_servers
+from jobs import digest, outcome
+from server_optimizer_trainers import Trainer, on_servers, on_workers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +22,22 @@ def _break(break_it: Callable[[Trainer], Any], rank: int = 0) -> str:
     if dist.get_rank() == rank:
         return outcome(lambda: break_it(trainer))
     return outcome(lambda: trainer.train(2))
+
+
+def left_early() -> dict[str, Any]:
+    """Lets rank 1 leave right after the last step, and rank 0 ask for the weights then; returns
+    digests of its weights and of those of the optimizer on the workers.
+    """
+    ours, theirs = on_servers("adamw"), on_workers("adamw")
+    theirs.train(6)
+    ours.train(6)
+    if dist.get_rank() == 1:
+        ours.optimizer.close()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return {}
+    ours.model.state_dict()
+    return {"servers": digest(ours.model), "workers": digest(theirs.model.module)}
 
 
 def broken() -> str:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from jobs import digest, outcome
 from server_optimizer_every_way import go_on, trained_every_way
-from server_optimizer_faults import broken, misused, two_scalers
+from server_optimizer_faults import broken, left_early, misused, two_scalers
 from server_optimizer_trainers import Trainer, make_model, on_servers, on_workers
 from torch import nn
 
@@ -277,6 +277,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         rounded_weights,
         refused,
         broken,
+        left_early,
         misused,
         two_scalers,
         changed_and_published,

@@ -33,6 +33,12 @@ MISUSED = {
 }
 
 
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.1"}])
+def test_node_that_leaves_after_the_last_step_has_done_its_part_in_the_weights(clip, tmp_path):
+    [result, _] = run("left_early", tmp_path, (1, 1), 0, OVERLAP="1", **clip)
+    assert result["servers"] == result["workers"]
+
+
 @pytest.mark.parametrize("how", MISUSED)
 def test_what_would_train_something_else_is_refused_and_ends_the_job(how, tmp_path):
     results = run("misused", tmp_path, (1, 1), 1, MISUSE=how)

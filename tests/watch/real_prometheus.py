@@ -31,7 +31,7 @@ def hurried(rules: str) -> str:
     def shorter(match: re.Match[str]) -> str:
         return f"{match[1]}{int(int(match[2]) * MINUTE_SECONDS * 1000)}ms"
 
-    return re.sub(r"(\[|for: )(\d+)m\b", shorter, rules)
+    return re.sub(r"(\[|for: |offset )(\d+)m\b", shorter, rules)
 
 
 class Prometheus:
@@ -50,9 +50,17 @@ class Prometheus:
         self._folder = folder
         (folder / "rules.yaml").write_text(rules, encoding="utf-8")
         interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
+        # Each target has the name of a StatefulSet's pod.
         jobs = [
-            {"job_name": k, "static_configs": [{"targets": list(v)}], **scrape}
-            for k, v in targets.items()
+            {
+                "job_name": name,
+                "static_configs": [
+                    {"targets": [target], "labels": {"pod": f"{name}-{number}"}}
+                    for number, target in enumerate(of_job)
+                ],
+                **scrape,
+            }
+            for name, of_job in targets.items()
         ]
         config = {
             "global": {

@@ -119,7 +119,7 @@ def test_every_alert_has_a_test_of_its_time():
 
 
 def test_hurried_rules_differ_in_minutes_only():
-    rules = "expr: rate(a[5m]) > max_over_time(b[1d])\nfor: 30m\nsummary: 5m"
-    assert (
-        hurried(rules) == "expr: rate(a[2500ms]) > max_over_time(b[1d])\nfor: 15000ms\nsummary: 5m"
+    rules = "expr: rate(a[5m] offset 1m) > max_over_time(b[1d])\nfor: 30m\nsummary: 5m"
+    assert hurried(rules) == (
+        "expr: rate(a[2500ms] offset 500ms) > max_over_time(b[1d])\nfor: 15000ms\nsummary: 5m"
     )

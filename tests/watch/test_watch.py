@@ -35,7 +35,9 @@ VALUES = {
     "__range": "1m",
 }
 # This splits an alert into its comparisons; between them are expressions that always have a value.
-CONDITION = re.compile(r"\s+(?:and on \([\w, ]+\)|(?:==|>|<)\s[\d.]+)")
+CONDITION = re.compile(
+    r"\s+(?:(?:and|or|unless)\b(?: (?:on|ignoring) \([\w, ]+\))?|(?:==|>|<)\s[\d.]+)"
+)
 
 
 class Kubelet:
@@ -150,6 +152,25 @@ def filled(expression: str) -> str:
     return re.sub(r"\$(\w+)", lambda match: VALUES[match[1]], expression)
 
 
+def balanced(piece: str) -> str:
+    """Returns the part of a piece in which every parenthesis has its other one."""
+    opened: list[int] = []
+    for at, character in enumerate(piece):
+        if character == "(":
+            opened.append(at)
+        elif character == ")":
+            if not opened:
+                return piece[:at]
+            opened.pop()
+    return piece[opened[-1] + 1 :] if opened else piece
+
+
+def parts(alert: str) -> list[str]:
+    """Returns the expressions that an alert compares."""
+    pieces = [balanced(piece).strip() for piece in CONDITION.split(alert)]
+    return [piece for piece in pieces if piece]
+
+
 def await_data(watched: Watched, expressions: Iterable[tuple[str, str]]) -> None:
     """Waits until each expression has returned data once: windows are short here."""
     empty = list(expressions)
@@ -177,10 +198,7 @@ def test_every_expression_of_the_rules_returns_data(watched):
         [
             (rule["name"], piece)
             for rule in rules
-            for piece in (
-                CONDITION.split(rule["query"]) if rule["type"] == "alerting" else [rule["name"]]
-            )
-            if piece
+            for piece in (parts(rule["query"]) if rule["type"] == "alerting" else [rule["name"]])
         ],
     )
     assert [rule for rule in rules if rule["health"] == "err"] == []
@@ -238,7 +256,7 @@ def await_alerts(watched: Watched, *names: str) -> None:
 def test_slow_node_fires_the_straggler_alert_and_no_other(watched):
     watched.set_mode("slow")
     await_alerts(watched, "ThalwegStraggler")
-    share = watched.prometheus.query("job_node:thalweg_shard_waited_for:share_rate5m")
+    share = watched.prometheus.query("instance_node:thalweg_shard_waited_for:share_rate5m")
     slowest = max(share, key=lambda sample: float(sample["value"][1]))
     assert slowest["metric"]["node"] == "1"  # of the last rank
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from thalweg.examples import gpt_local
 from thalweg.examples.gpt import plot, text
 from thalweg.examples.gpt.model import Gpt
 
@@ -75,6 +76,28 @@ def test_table_compares_with_the_same_seed_and_a_picture_is_drawn(tmp_path, caps
     assert rows[0] == "| ddp | 2 | 1.5000 | +0.0 % (+0.0 to +0.0) | 100000 | 1.0x |"
     assert rows[1] == "| 50 | 2 | 1.7000 | +15.0 % (+10.0 to +20.0) | 2000 | 50.0x |"
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_of_other_lengths_are_drawn_as_far_as_all_go(tmp_path):
+    write(tmp_path, "ddp", 1, (10, 3.0, 1e6), (20, 2.0, 2e6))
+    write(tmp_path, "ddp", 2, (10, 3.0, 1e6))
+    assert plot.main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ways", "ddp", "dpp"], "--ways has 'dpp', expected ddp or a number of steps"),
+        (["--ways", "0:int8"], "--ways has '0:int8'"),
+        (["--steps", "0"], "--steps is 0, expected 1 or more"),
+        (["--look", "0"], "--look is 0, expected 1 or more"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_trained(options, message, capsys):
+    with pytest.raises(SystemExit):
+        gpt_local.parse(options)
+    assert message in capsys.readouterr().err
+    assert gpt_local.parse(["--ways", "ddp", "50:sparse:0.02"]).ways == ["ddp", "50:sparse:0.02"]
 
 
 def test_folder_without_the_first_way_is_refused(tmp_path, capsys):

@@ -71,12 +71,13 @@ def test_job_without_gradients_or_session_says_nothing(caplog):
 def test_table_puts_both_runs_side_by_side():
     plain = Run(20, 0.2, 3.8, 0.0, 0.0, "", 0.0)
     ours = Run(20, 0.1, 1.9, 4e6, 1e6, "int8:start=2,feedback=1", 0.01)
-    lines = _compare.table(plain, ours, workers=4)
+    lines = _compare.table(plain, ours, nodes=2, workers=4)
     assert [line.split("  ")[-1].strip() for line in lines[1:7]] == [
         "Thalweg", "20", "100.0", "1.90", "1", "0.01",
     ]  # fmt: skip
     assert "6 *" in lines[5]  # 2 * 3 / 4 of 4 MB
     assert lines[7].startswith("codec int8:start=2,feedback=1; * computed for a ring")
+    assert " 0 *" in _compare.table(plain, ours, nodes=1, workers=4)[5]  # crosses no link
 
 
 @pytest.mark.parametrize("variable", [None, "THALWEG_ENABLE"])

@@ -103,6 +103,7 @@ def test_loss_of_a_batch_is_that_of_its_tokens_however_short_its_targets_are(tmp
         (["--prefetch", "none"], "--prefetch none is for FSDP1"),
         (["--resume", "nowhere"], "there is no complete checkpoint"),
         (["--strategy", "half"], "invalid choice: 'half'"),
+        (["--losses", "--codecs", "onebit", "zip"], "--codec is 'zip', expected one of fp32"),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, message, tmp_path, capsys):
@@ -110,6 +111,18 @@ def test_impossible_options_are_refused_by_name(options, message, tmp_path, caps
     with pytest.raises(SystemExit):
         t5_fsdp.parse(["--data", str(tmp_path), *options])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("functions", [5, 15])
+def test_batches_for_which_there_are_too_few_functions_are_refused(functions, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    few = range(functions)
+    with pytest.raises(ValueError, match=f"--batch-size is 4 on 4 workers, with {functions} "):
+        loop.batches(few, 4, 0, 0)
+    with pytest.raises(ValueError, match="--test-batch-size, with --test-limit, is 4 on 4"):
+        loop.check_test(range(100), 4, functions)
+    assert loop.batches(range(33), 4, 0, 0).shape == (2, 4)
 
 
 def test_missing_data_set_is_refused_with_the_command_that_makes_it(tmp_path, capsys):
@@ -155,6 +168,8 @@ def test_codecs_are_for_fully_shard():
         (Setup("full", codec="int8:start=0"), ""),
         (Setup("full", codec="powersgd:4"), "--codec powersgd:4 is for --strategy hybrid"),
         (Setup("hybrid", codec="zip"), "--codec is 'zip', expected one of fp32"),
+        (Setup("hybrid", codec="onebit;*.bias=fp32"), ""),
+        (Setup("full", codec="int8;*.bias=fp32"), "is for --strategy hybrid"),
         (Setup("hybrid", kind=1, codec="int8"), "is for --fsdp 2"),
     ],
 )

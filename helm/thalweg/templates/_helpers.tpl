@@ -99,7 +99,7 @@ image: {{ include "thalweg.image" (dict "root" . "image" "sidecar") }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args:
   - --socket=/run/thalweg/sidecar.sock
-  - --http=0.0.0.0:{{ .Values.sidecar.httpPort }}
+  - --http={{ .Values.listenAddress }}:{{ .Values.sidecar.httpPort }}
   - --threads={{ .Values.sidecar.threads }}
   - --channels={{ .Values.sidecar.channels }}
   - --drain-seconds={{ .Values.sidecar.drainSeconds }}

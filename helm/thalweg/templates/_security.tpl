@@ -11,6 +11,16 @@
 {{- end -}}
 {{- end }}
 
+{{/* Seconds of a duration such as 1h30m. Argument: the duration. */}}
+{{- define "thalweg.seconds" -}}
+{{- $seconds := 0 -}}
+{{- range regexFindAll "[0-9]+[smh]" . -1 -}}
+{{- $unit := index (dict "s" 1 "m" 60 "h" 3600) (substr (sub (len .) 1 | int) (len .) .) -}}
+{{- $seconds = add $seconds (mul (regexFind "[0-9]+" . | int64) $unit) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end }}
+
 {{/* Where the programs find what "thalweg.securityMounts" mounts. */}}
 {{- define "thalweg.securityEnv" -}}
 {{- if .Values.tls.enabled }}

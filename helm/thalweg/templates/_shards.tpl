@@ -19,12 +19,24 @@ name, so with TLS none has any. Fails where a job of several nodes would have no
 {{- if ne (include "thalweg.localShards" .) "0" -}}hosts{{- end -}}
 {{- end }}
 
+{{/* Fails when an aggregator's two ports are one. */}}
+{{- define "thalweg.refuseOnePort" -}}
+{{- $own := .Values.aggregator -}}
+{{- if eq (int $own.grpcPort) (int $own.httpPort) -}}
+{{- fail (printf "aggregator.grpcPort and aggregator.httpPort are both %d, expected two ports" (int $own.grpcPort)) -}}
+{{- end -}}
+{{- end }}
+
 {{/* sidecar.shardPorts, checked. */}}
 {{- define "thalweg.shardPorts" -}}
 {{- $ports := toString .Values.sidecar.shardPorts -}}
 {{- $ends := splitList "-" $ports -}}
 {{- if or (lt (first $ends | int) 1024) (lt (last $ends | int) (first $ends | int)) (gt (last $ends | int) 65535) -}}
 {{- fail (printf "sidecar.shardPorts is %s, expected a port, or FIRST-LAST in ascending order, from 1024 to 65535" $ports) -}}
+{{- end -}}
+{{- $http := int .Values.sidecar.httpPort -}}
+{{- if and (include "thalweg.hosts" .) (ge $http (first $ends | int)) (le $http (last $ends | int)) -}}
+{{- fail (printf "sidecar.httpPort is %d, which is one of sidecar.shardPorts, %s, expected a port beside them" $http $ports) -}}
 {{- end -}}
 {{- $ports -}}
 {{- end }}

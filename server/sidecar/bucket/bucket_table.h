@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
 #include "core/ipc/message.h"
-#include "core/ipc/unique_fd.h"
 #include "server/shards/shard_group.h"
 #include "server/sidecar/bucket/codec_states.h"
 #include "server/sidecar/bucket/job_compression.h"

@@ -33,6 +33,13 @@ JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint3
                       : std::vector<CodecSpec>()),
       terms_{candidates_, {}, {}, num_nodes, num_shards} {}
 
+JobCompression::~JobCompression() {
+  if (compressed_since_ == 0) return;
+  metrics_.compressed_since.Set(0);
+  metrics_.residual_norm.Set(0);
+  metrics_.compression_error.Set(0);
+}
+
 void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
   MutexLock lock(mutex_);
   terms_.costs = agreed.costs;

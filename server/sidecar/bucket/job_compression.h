@@ -22,6 +22,7 @@ class JobCompression {
   // `metrics` must outlive it.
   JobCompression(std::string job, const CodecPolicy& policy, uint32_t num_nodes,
                  uint32_t num_shards, SidecarMetrics& metrics);
+  ~JobCompression();  // what it shows of this job is gone
 
   // Returns the codecs that auto chooses from; empty unless it is to choose.
   const std::vector<CodecSpec>& candidates() const { return candidates_; }

@@ -60,6 +60,21 @@ TEST_F(JobCompressionTest, OtherCodecsNeedNoNumbers) {
   EXPECT_TRUE(Make("int8").Restore({}, 7).ok());
 }
 
+TEST_F(JobCompressionTest, NothingIsShownOfAJobThatHasEnded) {
+  {
+    JobCompression job = Make("int8");
+    ASSERT_TRUE(job.Restore({}, 7).ok());
+    metrics_.residual_norm.Set(3);
+    metrics_.compression_error.Set(0.5);
+    EXPECT_EQ(metrics_.compressed_since.Value(), 7);
+    Make("fp32");  // it has nothing to show, and takes nothing away
+    EXPECT_EQ(metrics_.compressed_since.Value(), 7);
+  }
+  EXPECT_EQ(metrics_.compressed_since.Value(), 0);
+  EXPECT_EQ(metrics_.residual_norm.Value(), 0);
+  EXPECT_EQ(metrics_.compression_error.Value(), 0);
+}
+
 TEST_F(JobCompressionTest, NumbersOfAnotherJobAreRefused) {
   JobCompression dead = Make("auto");
   dead.Agree(Measured(dead.candidates().size()), {});

@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
 #include "core/ipc/bucket_arena.h"
 #include "core/ipc/message.h"
-#include "core/ipc/unique_fd.h"
 
 namespace thalweg {
 

@@ -11,9 +11,9 @@
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
+#include "core/base/unique_fd.h"
 #include "core/ipc/connection.h"
 #include "core/ipc/message.h"
-#include "core/ipc/unique_fd.h"
 
 namespace thalweg {
 

@@ -90,6 +90,8 @@ def _why_not(optimizer: Optimizer, module: DistributedDataParallel | None) -> st
 
 
 def _look(optimizer: Optimizer, *_: object) -> None:
+    if getattr(optimizer, "is_internal", False):
+        return
     if optimizer in _seen or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     _seen.add(optimizer)

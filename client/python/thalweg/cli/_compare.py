@@ -50,7 +50,7 @@ def compare(plan: _run.Plan) -> int:
         raise ConfigError("the script calls attach() by itself: --compare needs one that does not")
     if not ours.raw_bytes:
         raise ConfigError("nothing was attached: `thalweg doctor SCRIPT.py` says why")
-    print("\n".join(table(plain, ours, workers=plan.nodes * plan.nproc)))
+    print("\n".join(table(plain, ours, plan.nodes, plan.nodes * plan.nproc)))
     return 0
 
 
@@ -79,9 +79,9 @@ def _run_once(plan: _run.Plan) -> tuple[int, Run]:
     )
 
 
-def table(plain: Run, ours: Run, workers: int) -> list[str]:
-    """Returns the lines of the comparison of two runs of so many workers."""
-    ring = 2 * (workers - 1) / workers * ours.raw_bytes
+def table(plain: Run, ours: Run, nodes: int, workers: int) -> list[str]:
+    """Returns the lines of the comparison of two runs of so many workers on so many nodes."""
+    ring = 2 * (workers - 1) / workers * ours.raw_bytes if nodes > 1 else 0.0
     rows = [
         ("", "plain DDP", "Thalweg"),
         ("optimizer steps", f"{plain.steps}", f"{ours.steps}"),

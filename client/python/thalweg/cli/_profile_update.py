@@ -30,7 +30,9 @@ def fused_seconds(optimizer: Optimizer) -> float | None:
     trial.grad = torch.zeros_like(trial)
     kept = ("momentum", "amsgrad", "weight_decay")
     group = optimizer.param_groups[0]
-    step = fused([trial], lr=1e-3, **{name: group[name] for name in kept if name in group}).step
+    made = fused([trial], lr=1e-3, **{name: group[name] for name in kept if name in group})
+    made.is_internal = True
+    step = made.step
     step()  # makes its state
     shortest = min(_seconds(step, trial) for _ in range(_REPEATS))
     return shortest * count / trial.numel()

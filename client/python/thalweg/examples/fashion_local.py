@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not (args.data / "train-images-idx3-ubyte.gz").exists():
         parser.error(f"no Fashion-MNIST in {args.data}: apt-get install dataset-fashion-mnist")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
     result = train(args)

@@ -223,6 +223,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (args.data / "train-images-idx3-ubyte.gz").exists():
         parser.error(f"no Fashion-MNIST in {args.data}: apt-get install dataset-fashion-mnist")
 
+    if args.plain and args.codec:
+        parser.error("--plain is without Thalweg, and --codec is Thalweg's: expected one of them")
+    if args.plain:
+        os.environ["THALWEG_ENABLE"] = "0"  # whatever `thalweg run` has set
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
     history = train(args)

@@ -12,6 +12,7 @@ files in which nobody trains.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -124,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             (args.out / name).write_text(json.dumps(kept), encoding="utf-8")
     if dist.get_rank() == 0:
         print(table(curves))
+    gc.collect()  # modules are in reference cycles, and keep Gloo's threads alive
     dist.destroy_process_group()
     return 0
 
@@ -144,7 +146,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tests", type=int, default=256, help="pieces of a test")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write each way's curve to this folder, as JSON")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ("steps", "look", "tests"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}, expected 1 or more")
+    for way in args.ways:
+        kind = way.partition(":")[0]
+        if kind != "ddp" and not (kind.isdecimal() and int(kind)):
+            parser.error(f"--ways has {way!r}, expected ddp or a number of steps, such as 50:int8")
+    return args
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class FusedMixin:
     the scale, as after torch's steps; gradients are not written to otherwise.
     """
 
+    is_internal = False  # whether no script has made it, so that switches for scripts pass it by
     _step_supports_amp_scaling = True
     _fused_step: Step
     _norm: Norm | None = None

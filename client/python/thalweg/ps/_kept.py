@@ -34,6 +34,7 @@ class KeptWeights:
         self._moments = KINDS[outer.kind].moments
         self._weights = nn.Parameter(torch.zeros(elements))
         self._optimizer = _FUSED[outer.kind]([self._weights], **outer.options)
+        self._optimizer.is_internal = True
 
     def push(self, changes: Tensor, settings: int, waited: float) -> KeptWeights:
         """Sends changes. wait() returns the weights that result, in float32."""

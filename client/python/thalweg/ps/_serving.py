@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._leaving import leave
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
@@ -66,7 +67,8 @@ class Serving:
     def _enter(self, session: _C.Session) -> None:
         """Begins in a session whose buckets are empty."""
         self._session = session
-        self._finalizer = weakref.finalize(self, _close, session, os.getpid())
+        flights = [bucket.flight for bucket in self._buckets]
+        self._finalizer = weakref.finalize(self, leave, session, os.getpid(), flights)
         self._end_step()
         self._arrivals.forget()
         last = self._apart.series if self._apart else 0
@@ -293,8 +295,3 @@ class Serving:
     def fail(self, why: str) -> None:
         self.close()
         raise RuntimeError(f"thalweg: {why}")
-
-
-def _close(session: _C.Session, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child must not touch its parent's session
-        session.close()

@@ -58,7 +58,7 @@ def draw(runs: Runs, path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_steps, by_bytes = figure.subplots(1, 2, sharey=True)
     for way, seeds in runs.items():
-        points = list(zip(*seeds.values(), strict=True))  # of each look, all seeds'
+        points = list(zip(*seeds.values(), strict=False))  # of each look that all seeds have
         steps = [one[0]["step"] for one in points]
         losses = [mean(each["loss"] for each in one) for one in points]
         sent = [mean(each["sent"] for each in one) / 1e6 for one in points]

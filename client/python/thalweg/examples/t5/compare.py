@@ -56,6 +56,8 @@ def measure(
     updates them by a loss.
     """
     rows = loop.batches(data, batch, 0, 0)[: _WARM_UP + steps]
+    if len(rows) <= _WARM_UP:
+        raise ValueError(f"the data set has {len(rows)} steps, expected {_WARM_UP + 1} or more")
     with loop.peak_memory() as peak:
         before = _resident_mb()
         model, optimizer, update = start(setup)

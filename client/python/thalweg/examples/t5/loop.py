@@ -26,11 +26,34 @@ _COMPLETE = ".metadata"  # torch.distributed.checkpoint writes it last, when all
 
 
 def batches(data: Functions, size: int, epoch: int, seed: int) -> torch.Tensor:
-    """Returns this worker's rows of `data`, int64 [steps, size], of a shuffle that all agree on."""
+    """Returns this worker's rows of `data`, int64 [steps, size], of a shuffle that all agree on.
+
+    ValueError: there are too few for a step.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + epoch))
-    steps = len(data) // (size * world)
+    steps = _steps_of(len(data), size, "--batch-size")
     return order[: steps * size * world].view(steps, world, size)[:, rank]
+
+
+def check(data: Functions, size: int) -> None:
+    """ValueError: batches() would have too few functions for a step."""
+    _steps_of(len(data), size, "--batch-size")
+
+
+def check_test(data: Functions, size: int, limit: int) -> None:
+    """ValueError: test() would have too few functions for a batch."""
+    _steps_of(min(limit, len(data)), size, "--test-batch-size, with --test-limit,")
+
+
+def _steps_of(functions: int, size: int, option: str) -> int:
+    world = dist.get_world_size()
+    if functions < size * world:
+        raise ValueError(
+            f"{option} is {size} on {world} workers, with {functions} functions for all: expected "
+            f"{functions // world} at most"
+        )
+    return functions // (size * world)
 
 
 def loss_of(model: nn.Module, data: Functions, rows: torch.Tensor) -> torch.Tensor:
@@ -99,9 +122,11 @@ def test(
     size: int,
     limit: int,
 ) -> Test:
-    """Returns the loss and ROUGE of `limit` functions, of which each worker has a part."""
+    """Returns the loss and ROUGE of `limit` functions at most, in whole batches, of which each
+    worker has a part. ValueError: there are too few for a batch.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
-    count = min(limit, len(data)) // (size * world)
+    count = _steps_of(min(limit, len(data)), size, "--test-batch-size, with --test-limit,")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     rows = order[: count * size * world].view(count, world, size)[:, rank]
     model.eval()
