@@ -2,14 +2,13 @@
 
 #include <openssl/crypto.h>
 
-#include <filesystem>
-#include <fstream>
-#include <sstream>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/text_file.h"
 
 namespace thalweg {
 namespace {
@@ -25,15 +24,11 @@ bool Same(absl::string_view given, const std::string& token) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::error_code ignored;
-  const std::ifstream file(path);
-  const bool is_readable = file.is_open() && !std::filesystem::is_directory(path, ignored);
-  std::ostringstream text;
-  if (is_readable) text << file.rdbuf();
-  std::string token(absl::StripAsciiWhitespace(text.str()));
+  const std::optional<std::string> text = ReadTextFile(path);
+  std::string token(absl::StripAsciiWhitespace(text.value_or("")));
   if (!token.empty()) return token;
-  return absl::InvalidArgumentError(absl::StrCat("'", path, "': expected a token, ",
-                                                 is_readable ? "got none" : "cannot read it"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", path, "': expected a token, ", text ? "got none" : "cannot read it"));
 }
 
 bool HasToken(const std::string& authorization, const std::string& token) {

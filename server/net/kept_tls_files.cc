@@ -6,28 +6,19 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <sstream>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "core/base/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/text_file.h"
 #include "spdlog/spdlog.h"
 
 namespace thalweg {
 namespace {
 
 constexpr Duration kReadInterval = std::chrono::seconds(1);
-
-// Returns nothing of what cannot be read.
-std::string TextOf(const std::string& path) {
-  const std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+constexpr int kTimesWrong = 2;  // in a row, until something is said
 
 std::string PathOf(const UniqueFd& file) { return absl::StrCat("/proc/self/fd/", file.get()); }
 
@@ -64,7 +55,7 @@ absl::StatusOr<std::unique_ptr<KeptTlsFiles>> KeptTlsFiles::Open(const TlsFiles&
   THALWEG_RETURN_IF_ERROR(kept->Keep(texts));
   kept->copies_ = {PathOf(kept->own_), PathOf(kept->own_), PathOf(kept->ca_)};
   MutexLock lock(kept->mutex_);
-  kept->seen_ = texts;
+  kept->kept_ = texts;
   return kept;
 }
 
@@ -74,21 +65,27 @@ void KeptTlsFiles::Refresh(TimePoint now) {
   if (now - last_read_ < kReadInterval) return;
   last_read_ = now;
   const Texts texts = Read();
-  if (texts == seen_) return;
-  absl::Status status = Check(texts);
-  // Files are replaced one after the other: what does not fit yet is looked at once more.
-  if (!status.ok() && texts != std::exchange(tried_, texts)) return;
-  seen_ = texts;
-  if (status.ok()) status = Keep(texts);
+  absl::Status status = texts == kept_ ? absl::OkStatus() : Check(texts);
+  if (status.ok() && texts != kept_) status = Keep(texts);
   if (status.ok()) {
-    spdlog::info("the certificate files have changed: '{}' and what belongs to it", files_.cert);
-  } else {
+    if (texts != kept_) spdlog::info("the certificate files, '{}', have changed", files_.cert);
+    kept_ = wrong_ = texts;
+    times_ = 0;
+    return;
+  }
+  // It is tried again and again: its dates may come, or memory. Files are replaced one after the
+  // other, so what does not fit yet is not spoken of at once.
+  times_ = texts == wrong_ ? times_ + 1 : 1;
+  wrong_ = texts;
+  if (times_ == kTimesWrong) {
     spdlog::error("{}; the certificates stay as they were", Text(status));
   }
 }
 
 KeptTlsFiles::Texts KeptTlsFiles::Read() const {
-  return {TextOf(files_.cert), TextOf(files_.key), TextOf(files_.ca)};
+  // What cannot be read has no certificate either.
+  const auto text_of = [](const std::string& path) { return ReadTextFile(path).value_or(""); };
+  return {text_of(files_.cert), text_of(files_.key), text_of(files_.ca)};
 }
 
 absl::Status KeptTlsFiles::Check(const Texts& texts) const {

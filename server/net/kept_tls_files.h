@@ -26,7 +26,7 @@ class KeptTlsFiles {
   const TlsFiles& copies() const { return copies_; }
 
   // Reads the files again if it has not done so for a second. What is wrong with a new content is
-  // logged once, and the copies stay as they are.
+  // logged once, when it has been read twice, and the copies stay as they are.
   void Refresh(TimePoint now);
 
  private:
@@ -46,8 +46,9 @@ class KeptTlsFiles {
   TlsFiles copies_;
 
   Mutex mutex_;
-  Texts seen_ ABSL_GUARDED_BY(mutex_);   // the latest that are kept, or of which it was said
-  Texts tried_ ABSL_GUARDED_BY(mutex_);  // the latest that are wrong
+  Texts kept_ ABSL_GUARDED_BY(mutex_);
+  Texts wrong_ ABSL_GUARDED_BY(mutex_);    // the latest that could not be kept
+  int times_ ABSL_GUARDED_BY(mutex_) = 0;  // how often in a row these were read
   TimePoint last_read_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 #include "server/net/test_certificates.h"
@@ -84,6 +87,24 @@ TEST_F(KeptTlsFilesTest, CopiesStayWhileTheFilesCannotBeServedWith) {
   ca_.Issue("shard", absl::Hours(12));
   Look();
   EXPECT_GT(Expiry(), before + absl::Hours(9));
+}
+
+TEST_F(KeptTlsFilesTest, WhatIsWrongIsSaidOnceAndNotWhileFilesAreReplaced) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  const std::string key = TextOf(files_.key);
+  std::ofstream(files_.key) << "";
+  Look();
+  EXPECT_EQ(log.str(), "");
+  for (int i = 0; i < 3; ++i) Look();
+  std::ofstream(files_.key) << key;
+  Look();
+  spdlog::set_default_logger(before);
+  const std::string said = "'" + files_.key + "': expected a private key in PEM";
+  EXPECT_THAT(log.str(), HasSubstr(said));
+  EXPECT_EQ(log.str().find(said), log.str().rfind(said));
 }
 
 TEST_F(KeptTlsFilesTest, FilesAreReadOnceASecond) {

@@ -2,14 +2,13 @@
 
 #include <spdlog/spdlog.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/text_file.h"
 #include "server/policy/parse_policy.h"
 
 namespace thalweg {
@@ -18,11 +17,7 @@ namespace {
 constexpr Duration kReadInterval = std::chrono::seconds(1);
 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::error_code ignored;
-  std::ifstream file(path, std::ios::binary);
-  if (file.is_open() && !std::filesystem::is_directory(path, ignored)) {
-    return std::string{std::istreambuf_iterator<char>(file), {}};
-  }
+  if (std::optional<std::string> text = ReadTextFile(path)) return *std::move(text);
   return absl::InvalidArgumentError(absl::StrCat("cannot read the policy '", path, "'"));
 }
 

@@ -262,23 +262,22 @@ def test_tensors_of_the_host_are_left_alone_beside_an_accelerator(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    "function",
     [
-        (lambda out: torch.mm(X, W, out=out), X @ W),
-        (lambda out: torch.addmm(W, X, W, out=out), W + X @ W),
-        (lambda out: torch.exp(X.half(), out=out), X.exp()),
-        (lambda out: F.normalize(X.half(), out=out), F.normalize(X)),
-        (lambda out: torch.addcmul(X, X, W.half(), out=out), X + X * W),
+        lambda out: torch.mm(X, W, out=out),
+        lambda out: torch.addmm(W, X, W, out=out),
+        lambda out: torch.exp(X.half(), out=out),
+        lambda out: F.normalize(X.half(), out=out),
+        lambda out: torch.addcmul(X, X, W.half(), out=out),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_result_is_written_to_out_whatever_its_type(function, expected, dtype):
+def test_out_gets_the_result_that_there_is_without_it(function, dtype):
     amp.init()
     out = torch.zeros(2, dtype=dtype)  # torch gives it the shape of the result
     assert function(out) is out
-    assert out.dtype is dtype
-    bound = 4 * ROUNDOFF[torch.float16] * (1 + 4 * float(X.abs().max() * W.abs().max()))
-    assert float((out.float() - expected).abs().max()) <= bound
+    assert torch.equal(out, function(None).to(dtype))
+    assert out.any()
 
 
 @pytest.mark.parametrize("write", ["data", "vector"])

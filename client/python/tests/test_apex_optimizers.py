@@ -172,7 +172,8 @@ def test_gradients_are_unscaled_after_a_step_under_a_scaler(build):
     assert param.grad.tolist() == [1.0, 1.0]
 
 
-def test_lamb_takes_a_scaler_as_an_argument_of_its_step():
+@pytest.mark.parametrize("divides", ["step", "unscale_"])
+def test_lamb_divides_once_and_skips_what_is_not_finite(divides):
     params, plain = parameters(), parameters()
     optimizer = FusedMixedPrecisionLamb(params, LR)
     other = FusedMixedPrecisionLamb(plain, LR)
@@ -183,10 +184,14 @@ def test_lamb_takes_a_scaler_as_an_argument_of_its_step():
         set_grads(plain, step)
         if step == 1:
             params[0].grad[0, 0] = torch.inf
+        if divides == "step":
             optimizer.step(grad_scaler=scaler)
-            continue
-        optimizer.step(grad_scaler=scaler)
-        other.step()
+        else:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update(4.0)
+        if step != 1:
+            other.step()
     assert all(map(torch.equal, params, plain))
 
 
@@ -290,24 +295,6 @@ def test_larc_takes_gradients_that_a_scaler_has_divided(inner):
             (plain * factor).sum().backward()
             other.step()
     assert torch.equal(scaled, plain)
-
-
-def test_lamb_divides_gradients_once_that_a_scaler_has_divided():
-    params, plain = parameters(), parameters()
-    optimizer, other = FusedMixedPrecisionLamb(params, LR), FusedMixedPrecisionLamb(plain, LR)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(()))  # makes its state
-    for step in range(3):
-        set_grads(params, step, scale=4.0)
-        set_grads(plain, step)
-        if step == 1:
-            params[0].grad[0, 0] = torch.inf
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update(4.0)
-        if step != 1:
-            other.step()
-    assert all(map(torch.equal, params, plain))
 
 
 @pytest.mark.parametrize("build", [FusedAdam, FusedLAMB, FusedSGD, FusedNovoGrad, FusedAdagrad])

@@ -121,7 +121,7 @@ def test_batches_for_which_there_are_too_few_functions_are_refused(functions, mo
     with pytest.raises(ValueError, match=f"--batch-size is 4 on 4 workers, with {functions} "):
         loop.batches(few, 4, 0, 0)
     with pytest.raises(ValueError, match="--test-batch-size, with --test-limit, is 4 on 4"):
-        loop.check_test(range(100), 4, functions)
+        loop.tests_of(range(100), 4, functions)
     assert loop.batches(range(33), 4, 0, 0).shape == (2, 4)
 
 

@@ -30,7 +30,7 @@ class Casting:
         self.stepping = False  # an optimizer takes its step, whose arithmetic is its own
         self.half_dtype = torch.float16
         self.verbose = False
-        self.caching = True  # not for evaluation, which may write through `.data` before it
+        self.caching = True
         # Tensors of the host are left alone where there is an accelerator to compute on.
         self.host = True
         self.cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -61,6 +61,7 @@ class Casting:
         if not self.host and tensor.device.type == "cpu":
             return tensor
         is_param = tensor.is_leaf and tensor.requires_grad and dtype is self.half_dtype
+        # Before an evaluation, scripts write other weights through `.data`.
         if self.caching and is_param and torch.is_grad_enabled():
             return self._cached(tensor, dtype, name)
         self._say(tensor.dtype, dtype, name)

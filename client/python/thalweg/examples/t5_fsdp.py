@@ -64,9 +64,9 @@ class Trainer:
         lengths = args.source_length, args.target_length
         self.train_set = Functions(args.data, "train", self.tokenizer, *lengths)
         self.test_set = Functions(args.data, "test", self.tokenizer, *lengths)
-        loop.check(self.train_set, args.batch_size)
+        loop.steps_of(self.train_set, args.batch_size)  # or ValueError, before anything is made
         if args.validation:
-            loop.check_test(self.test_set, args.test_batch_size, args.test_limit)
+            loop.tests_of(self.test_set, args.test_batch_size, args.test_limit)
 
     def start(
         self, setup: Setup, seed: int = 0

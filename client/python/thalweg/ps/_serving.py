@@ -293,5 +293,6 @@ class Serving:
             )
 
     def fail(self, why: str) -> None:
+        self._session.close()  # so that nothing is waited for
         self.close()
         raise RuntimeError(f"thalweg: {why}")

@@ -32,21 +32,21 @@ def batches(data: Functions, size: int, epoch: int, seed: int) -> torch.Tensor:
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + epoch))
-    steps = _steps_of(len(data), size, "--batch-size")
+    steps = steps_of(data, size)
     return order[: steps * size * world].view(steps, world, size)[:, rank]
 
 
-def check(data: Functions, size: int) -> None:
-    """ValueError: batches() would have too few functions for a step."""
-    _steps_of(len(data), size, "--batch-size")
+def steps_of(data: Functions, size: int) -> int:
+    """Returns how many steps batches() has. ValueError: none."""
+    return _count(len(data), size, "--batch-size")
 
 
-def check_test(data: Functions, size: int, limit: int) -> None:
-    """ValueError: test() would have too few functions for a batch."""
-    _steps_of(min(limit, len(data)), size, "--test-batch-size, with --test-limit,")
+def tests_of(data: Functions, size: int, limit: int) -> int:
+    """Returns how many batches test() has for each worker. ValueError: none."""
+    return _count(min(limit, len(data)), size, "--test-batch-size, with --test-limit,")
 
 
-def _steps_of(functions: int, size: int, option: str) -> int:
+def _count(functions: int, size: int, option: str) -> int:
     world = dist.get_world_size()
     if functions < size * world:
         raise ValueError(
@@ -126,7 +126,7 @@ def test(
     worker has a part. ValueError: there are too few for a batch.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    count = _steps_of(min(limit, len(data)), size, "--test-batch-size, with --test-limit,")
+    count = tests_of(data, size, limit)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     rows = order[: count * size * world].view(count, world, size)[:, rank]
     model.eval()
