@@ -6,6 +6,7 @@ import pytest
 
 from thalweg.cli import _profile_advice as advice
 from thalweg.cli._profile_advice import Measured, Tensor
+from thalweg.cli._profile_exchange import Exchange
 from thalweg.codecs import FP16, FP32, Int8, PowerSGD
 
 MATRIX, BIAS = Tensor((1000, 1000), 4), Tensor((1000,), 4)
@@ -18,7 +19,7 @@ MEASURED = Measured(
     workers=4,
     nodes=4,
     rate=100e6,
-    codec="",
+    exchange=Exchange("averaged"),
     sent_bytes=0.0,
     optimizers=["torch.optim.adamw.AdamW"],
 )
@@ -36,7 +37,12 @@ def test_bytes_of_codecs_follow_their_rules():
 
 def test_links_carry_a_ring_or_what_thalweg_counts():
     assert advice.link_bytes(MEASURED) == 6e6
-    assert advice.link_bytes(replace(MEASURED, codec="fp16", sent_bytes=1e6)) == 1e6
+    assert (
+        advice.link_bytes(
+            replace(MEASURED, exchange=Exchange("averaged", codec="fp16"), sent_bytes=1e6)
+        )
+        == 1e6
+    )
 
 
 def test_wait_shrinks_by_what_the_link_no_longer_carries():
@@ -62,7 +68,9 @@ def test_best_codec_is_named_with_what_it_saves_the_rate_and_a_milder_one():
 
 
 def test_codec_in_use_is_not_advised():
-    used = replace(MEASURED, codec="powersgd:rank=4,start=2", sent_bytes=36e3)
+    used = replace(
+        MEASURED, exchange=Exchange("averaged", codec="powersgd:rank=4,start=2"), sent_bytes=36e3
+    )
     assert advice.advise(used) == ["communication 50%: no other codec would save 5 % at 100 Mbit/s"]
 
 
@@ -100,3 +108,11 @@ def test_update_that_fusing_would_not_shorten_is_left_alone(fused):
 def test_training_that_computes_is_left_alone():
     computing = replace(MEASURED, phases={**PHASES, "backward": 2.0, "wait": 0.01})
     assert advice.advise(computing) == ["backward 95%: nothing that Thalweg does would help"]
+
+
+@pytest.mark.parametrize("kind", ["served", "local"])
+def test_nothing_is_said_of_averaging_where_no_gradients_are_averaged(kind):
+    phases = {**PHASES, "wait": 0.44, "optimizer": 2.0}
+    other = replace(MEASURED, exchange=Exchange(kind), phases=phases, fused_update=0.1)
+    expected = ["optimizer 73%: nothing more that Thalweg does would help"]
+    assert advice.advise(other) == advice.advise(advice.at_rate(other, 1e6)) == expected

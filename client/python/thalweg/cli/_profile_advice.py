@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from thalweg.cli._local_advice import LOST, exchange_seconds, least_every
+from thalweg.cli._profile_exchange import Exchange
 from thalweg.codecs import FP16, FP32, Codec, Int8, PowerSGD
 
 # Seconds that a sidecar computes for each byte of gradients, on one core
@@ -46,7 +47,7 @@ class Measured:
     workers: int
     nodes: int
     rate: float | None  # of a node's link, bits per second; None: there is one node
-    codec: str  # in text; empty: torch averages the gradients
+    exchange: Exchange
     sent_bytes: float  # per step and node, by Thalweg
     optimizers: Sequence[str]
     fused_update: float | None = None  # seconds of a fused step; None: they cannot be fused
@@ -60,7 +61,11 @@ class Measured:
 
 
 def at_rate(measured: Measured, rate: float) -> Measured:
-    """Returns what would be measured with links of that rate, if backward() hides all it can."""
+    """Returns what would be measured with links of that rate, if backward() hides all it can; only
+    the rate differs where no gradients are averaged.
+    """
+    if not measured.exchange.averages:
+        return replace(measured, rate=rate)
     exchange = link_bytes(measured) * 8 / rate
     wait = measured.straggling + max(0.0, exchange - measured.phases["backward"])
     return replace(measured, phases={**measured.phases, "wait": wait}, rate=rate)
@@ -79,7 +84,7 @@ def wire_bytes(codec: Codec, gradients: Sequence[Tensor]) -> float:
 
 def link_bytes(measured: Measured) -> float:
     """Returns the bytes that a node's link carries now in each step and direction."""
-    if measured.codec:
+    if measured.exchange.codec or not measured.exchange.averages:
         return measured.sent_bytes
     ring = 2 * (measured.workers - 1) / measured.workers
     return ring * sum(gradient.bytes for gradient in measured.gradients)
@@ -105,12 +110,17 @@ def predicted_wait(measured: Measured, codec: Codec) -> float:
 
 def advise(measured: Measured) -> list[str]:
     """Returns advice, the most effective first; what helps with less than 5 % is left out."""
-    advice = [*_about_communication(measured), *_about_data(measured), *_about_update(measured)]
-    advice.sort(reverse=True)
-    advice += _about_local_updates(measured)
+    advice = _about_data(measured)
+    if measured.exchange.averages:
+        advice += [*_about_communication(measured), *_about_update(measured)]
+        advice.sort(reverse=True)
+        advice += _about_local_updates(measured)
     if not advice:
         largest = max(measured.phases, key=lambda phase: measured.phases[phase])
-        return [f"{largest} {measured.share(largest):.0%}: nothing that Thalweg does would help"]
+        more = "" if measured.exchange.averages else " more"
+        return [
+            f"{largest} {measured.share(largest):.0%}: nothing{more} that Thalweg does would help"
+        ]
     return [text for _, text in advice]
 
 
@@ -124,7 +134,7 @@ def _about_communication(measured: Measured) -> list[tuple[float, str]]:
     savings = {
         name: (measured.phases["wait"] - predicted_wait(measured, codec)) / measured.step
         for name, codec in _CANDIDATES.items()
-        if codec.name != measured.codec.partition(":")[0]
+        if codec.name != measured.exchange.codec.partition(":")[0]
     }
     best = max(savings, key=lambda name: savings[name])
     rate = f"{measured.rate / 1e6:.3g} Mbit/s"

@@ -16,11 +16,11 @@ def table(measured: Measured, by_worker: Sequence[Mapping[str, float]], steps: i
     """Returns a Markdown table of the phases, in milliseconds per step."""
     nodes = "1 node" if measured.nodes == 1 else f"{measured.nodes} nodes"
     workers = "1 worker" if measured.workers == 1 else f"{measured.workers} workers"
-    averaged = f"codec {measured.codec}" if measured.codec else "torch averages gradients"
+    exchanged = measured.exchange.said() if measured.workers > 1 else "nothing to average"
     link = "" if measured.rate is None else f", links of {measured.rate / 1e6:.4g} Mbit/s"
     lines = [
         f"{1e3 * measured.step:.1f} ms per step, mean of {steps} steps; {workers} on {nodes}{link}"
-        f"; {averaged if measured.workers > 1 else 'nothing to average'}",
+        f"; {exchanged}",
         "",
         "| phase | mean of the workers, ms | shortest, ms | longest, ms | share |",
         "|---|---|---|---|---|",

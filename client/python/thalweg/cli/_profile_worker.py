@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from thalweg._job import _topology
 from thalweg._settings._config import Config, ConfigError
-from thalweg.cli import _profile_report, _script
+from thalweg.cli import _profile_exchange, _profile_report, _script
 from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
 from thalweg.cli._profile_clock import PHASES, Clock
+from thalweg.cli._profile_exchange import Exchange
 from thalweg.cli._profile_update import fused_seconds
 
 _LEAST_STEPS = 3
@@ -31,7 +31,7 @@ class _Worker(NamedTuple):
     phases: dict[str, float]  # seconds per step
     steps: int
     gradients: tuple[Tensor, ...]
-    codec: str
+    exchange: Exchange
     sent_bytes: float  # per step, by its node
     optimizers: tuple[str, ...]
     fused_update: float | None  # seconds per step; None: not all can be fused
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     sent: list[float] = [0.0]
 
     def note_sent() -> None:
-        sent[0] = _sent_bytes(clock.ddp_modules)
+        sent[0] = _profile_exchange.sent_bytes(clock.ddp_modules, clock.optimizers)
 
     clock = Clock(args.steps, args.skip, note_sent)
     with clock.installed(), contextlib.suppress(_script.Done):
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def _describe(clock: Clock, sent_before: float) -> _Worker:
     count = len(clock.steps)
     fused = [fused_seconds(optimizer) for optimizer in clock.optimizers]
+    sent = _profile_exchange.sent_bytes(clock.ddp_modules, clock.optimizers)
     gradients = tuple(
         Tensor(tuple(parameter.shape), parameter.element_size())
         for module in clock.ddp_modules
@@ -77,8 +78,8 @@ def _describe(clock: Clock, sent_before: float) -> _Worker:
         phases={phase: sum(step[phase] for step in clock.steps) / count for phase in PHASES},
         steps=count,
         gradients=gradients,
-        codec=_codec(clock.ddp_modules),
-        sent_bytes=(_sent_bytes(clock.ddp_modules) - sent_before) / count,
+        exchange=_profile_exchange.find(clock.ddp_modules, clock.optimizers),
+        sent_bytes=(sent - sent_before) / count,
         optimizers=tuple(sorted({_name(type(each)) for each in clock.optimizers})),
         fused_update=None if None in fused else sum(filter(None, fused)),
     )
@@ -105,7 +106,7 @@ def _report(args: argparse.Namespace, worker: _Worker) -> None:
         workers=len(everyone),
         nodes=len({entry.node for entry in everyone}),
         rate=rate,
-        codec=worker.codec,
+        exchange=worker.exchange,
         sent_bytes=worker.sent_bytes,
         optimizers=worker.optimizers,
         fused_update=_mean([entry.fused_update for entry in everyone]),
@@ -146,18 +147,3 @@ def _measure_links(nodes: Sequence[tuple[str, str]]) -> float | None:
         rate[0] = 2 * (n - 1) / n * _PROBE_BYTES * 8 / seconds
         dist.all_reduce(rate, dist.ReduceOp.MIN, group=group)
     return float(rate)
-
-
-def _codec(ddp_modules: Sequence[DistributedDataParallel]) -> str:
-    """Returns the codec of the first module that Thalweg averages; empty: there is none."""
-    from thalweg import ddp
-
-    states = [ddp.state_of(module) for module in ddp_modules]
-    return next((state.codec for state in states if state is not None), "")
-
-
-def _sent_bytes(ddp_modules: Sequence[DistributedDataParallel]) -> float:
-    from thalweg import ddp
-
-    states = [ddp.state_of(module) for module in ddp_modules]
-    return sum(state.stats()["wire_bytes_sent"] for state in states if state is not None)
