@@ -1,5 +1,6 @@
 // This is the extension module thalweg._C, whose contract _C.pyi states in Python terms.
 #include <c10/core/DeviceGuard.h>
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -288,7 +289,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("timeout"), py::arg("store") = c10::intrusive_ptr<c10d::Store>())
       .def_property_readonly("options", &ProcessGroup::options)
       .def("make_part", &thalweg::MakePart, py::call_guard<py::gil_scoped_release>(), py::kw_only(),
-           py::arg("store"), py::arg("ranks"), py::arg("name"), py::arg("timeout"));
+           py::arg("store"), py::arg("ranks"), py::arg("name"), py::arg("timeout"))
+      .def("at_shutdown", &ProcessGroup::AtShutdown, py::arg("listener"));
   // split_group() gives a part's back end a copy of the whole's.
   py::class_<ProcessGroup::Options, c10d::Backend::Options,
              c10::intrusive_ptr<ProcessGroup::Options>>(group, "Options")

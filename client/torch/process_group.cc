@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -357,7 +358,18 @@ ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options)
   return work;
 }
 
+void ProcessGroup::AtShutdown(std::function<void()> listener) {
+  MutexLock lock(mutex_);
+  at_shutdown_.push_back(std::move(listener));
+}
+
 void ProcessGroup::shutdown() {
+  std::vector<std::function<void()>> listeners;
+  {
+    MutexLock lock(mutex_);
+    listeners.swap(at_shutdown_);
+  }
+  for (const auto& listener : listeners) listener();
   if (group_.number == kAll) session_->Close();
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -97,7 +98,10 @@ class ProcessGroup : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override { session_->Abort(); }
+  // Closes the session if the group is that of all workers. What AtShutdown() got runs before.
   void shutdown() override;
+  // Lets the next shutdown() call `listener`, once, without a lock of this object's.
+  void AtShutdown(std::function<void()> listener);
 
  private:
   // A Part is one collective of a call.
@@ -143,6 +147,7 @@ class ProcessGroup : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   Mutex mutex_;
   std::map<std::string, uint64_t> parts_ ABSL_GUARDED_BY(mutex_);  // how many there are of a name
+  std::vector<std::function<void()>> at_shutdown_ ABSL_GUARDED_BY(mutex_);
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};  // of calls
 };

@@ -87,6 +87,9 @@ class ProcessGroup(Backend):
         own. Returns None for a worker that is none of them. Raises RuntimeError.
         """
 
+    def at_shutdown(self, listener: Callable[[], object]) -> None:
+        """Lets destroy_process_group() call `listener`, once, before the session ends."""
+
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ...) -> Work:
         """As all of a back end's calls, which torch.distributed makes; torch has no stub of it."""
 

@@ -208,6 +208,8 @@ def _attach(
         counted=place.num_nodes if job.by_workers else 0,
     )
     _states[ddp_model] = state
+    if _is_guest(job, world):
+        _process_group.call_at_end(group, state._finalizer)
     if state.rides:
         _resuming.join(ddp_model, state, meeting)
     if (saved := _saved.pop(ddp_model, None)) is not None:

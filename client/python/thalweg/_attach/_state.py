@@ -265,7 +265,7 @@ class State:
         """Leaves the job. backward() of the DDP module fails from then on. May be called again.
 
         The job of a process group of the back end "thalweg" goes on until the group is destroyed,
-        and with it the module's averages.
+        and with it the module's averages. Destroying the group calls this.
         """
         self._finalizer()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,13 @@ def _backend_of(group: dist.ProcessGroup | None) -> _C.ProcessGroup | None:
         return None
     backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     return backend if isinstance(backend, _C.ProcessGroup) else None
+
+
+def call_at_end(group: dist.ProcessGroup, listener: Callable[[], object]) -> None:
+    """Lets destroy_process_group() call `listener` before it ends the group's session."""
+    backend = _backend_of(group)
+    assert backend is not None
+    backend.at_shutdown(listener)
 
 
 def timeout_of(group: dist.ProcessGroup, cuda_device: int | None = None) -> float:
