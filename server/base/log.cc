@@ -13,9 +13,15 @@ void InitLogging(const std::string& program) {
   logger->set_pattern("%H:%M:%S.%e %^%l%$ %n: %v");
   const std::string wanted = GetEnv("THALWEG_LOG");
   const auto level = spdlog::level::from_str(wanted);
-  logger->set_level(level == spdlog::level::off && wanted != "off" ? spdlog::level::info : level);
+  const bool is_known = level != spdlog::level::off || wanted == "off";
+  logger->set_level(is_known ? level : spdlog::level::info);
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
+  if (!is_known) {
+    spdlog::warn(
+        "THALWEG_LOG is '{}', expected trace, debug, info, warn, error or off: showing info",
+        wanted);
+  }
   for (const std::string& name : UnknownEnvVars()) {
     spdlog::warn("environment variable {} is not known and has no effect", name);
   }

@@ -29,9 +29,27 @@
 namespace thalweg {
 namespace {
 
+constexpr uint64_t kLeastMemory = uint64_t{1} << 20;
+constexpr double kMostDrainSeconds = 1e6;
+
 // Returns what makes 0 of "auto".
 CLI::Transformer Auto() {
   return CLI::Transformer(std::map<std::string, std::string>{{"auto", "0"}});
+}
+
+// Refuses what is no memory limit that anyone means, such as 4 for 4G. 0 is automatic.
+std::string WhyNoMemoryLimit(const std::string& text) {
+  uint64_t bytes = 0;
+  if (!absl::SimpleAtoi(text, &bytes) || bytes == 0 || bytes >= kLeastMemory) return "";
+  return absl::StrCat(bytes, " bytes are less than any job needs: expected a unit, as in ", bytes,
+                      "G");
+}
+
+// CLI::Range lets NaN through.
+std::string WhyNoDrainSeconds(const std::string& text) {
+  double seconds = 0;
+  if (absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= kMostDrainSeconds) return "";
+  return absl::StrCat("expected seconds from 0 to ", kMostDrainSeconds, ", got '", text, "'");
 }
 
 sigset_t HandledSignals() {
@@ -143,9 +161,11 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->transform(Auto())
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 62))  // negative numbers wrap around
+      ->check(WhyNoMemoryLimit)
       ->type_name("auto|BYTES[K|M|G]");
   app.add_option("--drain-seconds", options->drain_seconds,
-                 "How long SIGTERM lets running jobs finish");
+                 "How long SIGTERM lets running jobs finish")
+      ->check(WhyNoDrainSeconds);
 
   app.set_version_flag("--version", std::string("thalweg ") + THALWEG_VERSION);
   app.add_flag_callback(

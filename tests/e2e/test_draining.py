@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
 
+import pytest
 from watched import api, watched_job
+
+from thalweg import _binaries
 
 
 def answer(http: str, path: str) -> tuple[int, str]:
@@ -34,3 +38,12 @@ def test_shard_that_drains_is_alive_but_not_ready_and_ends_with_its_job(tmp_path
         assert api(watched.http, "shard")["draining"]
         watched.step(2)  # the job has reached its goal
     assert shard.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("program", [_binaries.AGGREGATOR, _binaries.SIDECAR])
+@pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
+def test_what_are_no_seconds_is_refused(program, value):
+    argv = [str(_binaries.find(program)), f"--drain-seconds={value}"]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode != 0
+    assert "--drain-seconds" in ended.stderr + ended.stdout

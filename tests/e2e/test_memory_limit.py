@@ -27,7 +27,7 @@ def test_default_is_less_than_the_machine_has():
         assert 0 < metric(running.aggregators[0], BUDGET) <= kib * 1024 / 2
 
 
-@pytest.mark.parametrize("value", ["much", "-1", "3GB/s"])
+@pytest.mark.parametrize("value", ["much", "-1", "3GB/s", "4"])
 def test_what_is_no_size_is_refused(value):
     argv = [str(_binaries.find(_binaries.AGGREGATOR)), f"--memory-limit={value}"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)

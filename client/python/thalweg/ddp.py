@@ -214,21 +214,7 @@ def _attach(
         _resuming.join(ddp_model, state, meeting)
     if (saved := _saved.pop(ddp_model, None)) is not None:
         state.load_state_dict(saved)
-    if place.local_rank == 0:
-        for remark in state._left_out.remarks:
-            _log.warning("job %s: %s", state.job, remark)
-    compresses = place.num_nodes > 1 and not state._left_out.everything
-    owner = _left_behind.Owner(state.job, me.codec, compresses)
-    for remark in _left_behind.own(_model.parameters(ddp_model), owner) if rank == 0 else ():
-        _log.warning("job %s: %s", state.job, remark)
-    if me.residuals and not has_files and rank == 0:
-        why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
-        _log.warning(
-            "job %s: THALWEG_RESIDUALS (residuals=) has no effect: %s nothing is held back that "
-            "files can keep",
-            state.job,
-            why,
-        )
+    _remark(ddp_model, state, me, rank)
     if session is not None and rank == 0:
         warning = _shards.warning(
             job.shards, session.num_shards(), place.num_nodes, workers[0].local_shards
@@ -240,6 +226,25 @@ def _attach(
         "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where
     )
     return state
+
+
+def _remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, rank: int) -> None:
+    """Says what was asked for and does not happen: that of a node once, the rest on rank 0."""
+    place, remarks = state._place, list[str]()
+    if place.local_rank == 0:
+        remarks += state._left_out.remarks
+    if rank == 0:
+        compresses = place.num_nodes > 1 and not state._left_out.everything
+        owner = _left_behind.Owner(state.job, me.codec, compresses)
+        remarks += _left_behind.own(_model.parameters(ddp_model), owner)
+    if me.residuals and not state.has_residual_files and rank == 0:
+        why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
+        remarks.append(
+            f"THALWEG_RESIDUALS (residuals=) has no effect: {why} nothing is held back that files "
+            "can keep"
+        )
+    for remark in remarks:
+        _log.warning("job %s: %s", state.job, remark)
 
 
 def _join(
