@@ -218,6 +218,19 @@ def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path,
         assert torch.equal(expected, found), name
 
 
+def test_training_with_nothing_left_leaves_the_log_as_it_is(data, tmp_path):
+    pairs = [*LEVELS["O0"], "SAVE_FREQ", "1", "TRAIN.STEPS", "4"]
+    trained(make(data, tmp_path, *pairs))
+    saved = tmp_path / "tiny_t/s/o/checkpoint_1"
+    config = make(data, tmp_path, *pairs, "MODEL.RESUME", str(saved))
+    before = log_of(config)
+    trained(config)
+    assert log_of(config) == before
+    text = before.path.read_text()
+    assert f"{saved} has 1 epochs and 4 updates: nothing is left to train" in text
+    assert "TRAIN.STEPS cut epoch 0 short: who resumes skips its rest" in text
+
+
 def test_worker_started_by_torchrun_itself_follows_the_switch_and_names_its_run(
     data, tmp_path, monkeypatch
 ):

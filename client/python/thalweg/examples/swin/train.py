@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import logging
 import math
 import os
 import sys
@@ -135,9 +136,12 @@ def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders)
 
 def updates(config: Config, loaders: Loaders) -> int:
     """Returns how many updates the training has."""
-    per_epoch = len(loaders.train) // config.TRAIN.ACCUMULATION_STEPS
-    total = config.TRAIN.EPOCHS * per_epoch
+    total = config.TRAIN.EPOCHS * updates_per_epoch(config, loaders)
     return min(total, config.TRAIN.STEPS) if config.TRAIN.STEPS else total
+
+
+def updates_per_epoch(config: Config, loaders: Loaders) -> int:
+    return len(loaders.train) // config.TRAIN.ACCUMULATION_STEPS
 
 
 def train(config: Config, place: Place) -> None:
@@ -147,35 +151,45 @@ def train(config: Config, place: Place) -> None:
     run = set_up(config, place, device, loaders)
     folder = Path(config.OUTPUT, f"{config.MODEL.NAME}_{config.TAG}", config.SUFFIX)
     folder = folder / config.OUTPUT_SUFFIX
-    logger = None
-    if place.local_rank == 0:
-        logger = create_logger(folder / str(place.node), shown=place.rank == 0)
-        if config.BACKEND == "thalweg":
-            enable_torchacc_compiler(logger)
-        if config.BACKEND == "fsdp":
-            logger.info("the model is sharded by FSDP over the back end %s", dist.get_backend())
-        if config.BACKEND == "ps":
-            logger.info("shards keep the weights, and run AdamW")
-        if config.TRAIN.FUSED_OPTIMIZER:
-            enable_torchacc_kernel(logger)
-        log_params(logger, _params(config, place, run))
+    logger = _begin_log(folder, config, place)
     first = checkpoint.resume(run, config.MODEL.RESUME) if config.MODEL.RESUME else 0
-    total = updates(config, loaders)
+    total, len_epoch = updates(config, loaders), updates_per_epoch(config, loaders)
+    if first >= config.TRAIN.EPOCHS or run.updates >= total:
+        text = "%s has %d epochs and %d updates: nothing is left to train"
+        logger.info(text, config.MODEL.RESUME, first, run.updates)
+        return
+    log_params(logger, _params(config, place, run))
     for epoch in range(first, config.TRAIN.EPOCHS):
         loaders.sampler.set_epoch(epoch)
         for metrics in train_one_epoch(run, loaders, epoch, total):
-            if logger is not None:
-                log_metrics(logger, {"kind": "train", "epoch": epoch, **metrics})
+            log_metrics(logger, {"kind": "train", "epoch": epoch, **metrics})
         validation = validate(run, loaders.val)
-        if logger is not None:
-            done = {"kind": "validation", "epoch": epoch, "step": run.updates}
-            log_metrics(logger, {**done, **validation})
+        done = {"kind": "validation", "epoch": epoch, "step": run.updates}
+        log_metrics(logger, {**done, **validation})
         if config.SAVE_FREQ and (epoch + 1) % config.SAVE_FREQ == 0:
             checkpoint.save(run, folder / f"checkpoint_{epoch + 1}", epoch + 1)
+            if run.updates == total and total % len_epoch:
+                logger.info("TRAIN.STEPS cut epoch %d short: who resumes skips its rest", epoch)
         if run.updates >= total:
             break
-    if logger is not None and run.state is not None:
+    if run.state is not None:
         logger.info("%s", run.state.summary())
+
+
+def _begin_log(folder: Path, config: Config, place: Place) -> logging.Logger:
+    """Returns a logger, which on a node's first worker alone writes, and says what trains."""
+    if place.local_rank != 0:
+        return logging.Logger("silent", level=logging.CRITICAL + 1)
+    logger = create_logger(folder / str(place.node), shown=place.rank == 0)
+    if config.BACKEND == "thalweg":
+        enable_torchacc_compiler(logger)
+    if config.BACKEND == "fsdp":
+        logger.info("the model is sharded by FSDP over the back end %s", dist.get_backend())
+    if config.BACKEND == "ps":
+        logger.info("shards keep the weights, and run AdamW")
+    if config.TRAIN.FUSED_OPTIMIZER:
+        enable_torchacc_kernel(logger)
+    return logger
 
 
 def main(argv: Sequence[str] | None = None) -> int:
