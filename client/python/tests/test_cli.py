@@ -9,7 +9,7 @@ import pytest
 import thalweg
 from thalweg import _binaries
 from thalweg._job._processes import Server
-from thalweg.cli import _passed_on, _run, main
+from thalweg.cli import _passed_on, _run, _types, main
 from thalweg.cli._run import Plan
 
 PLAN = Plan(
@@ -45,14 +45,6 @@ def test_help_is_there(command, capsys):
         [],
         ["dance"],
         ["run"],
-        ["run", "--nodes", "0", "x.py"],
-        ["run", "--nproc", "many", "x.py"],
-        ["run", "--shards", "-1", "x.py"],
-        ["run", "--local-shards", "yes", "x.py"],
-        ["run", "--codec", "zip", "x.py"],
-        ["run", "--codec", "fp16;a=auto", "x.py"],
-        ["run", "--timeout", "0", "x.py"],
-        ["run", "--port", "65536", "x.py"],
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments, capsys):
@@ -60,6 +52,51 @@ def test_wrong_arguments_exit_with_2(arguments, capsys):
         main(arguments)
     assert ending.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+COUNT = "a whole number, from 1 to 1024"
+CODEC = "codec is 'zip', expected one of fp32, fp16"
+TIMEOUT = "seconds, more than 0 and at most 86400"
+RATE = "a rate such as 940mbit or 10gbit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--nodes", "0"], f"--nodes: expected {COUNT}, got '0'"),
+        (["run", "--nodes", "abc"], f"--nodes: expected {COUNT}, got 'abc'"),
+        (["run", "--nproc", "1025"], f"--nproc: expected {COUNT}, got '1025'"),
+        (["run", "--shards", "-1"], "--shards: expected a whole number, from 0 to 1024, got '-1'"),
+        (["run", "--local-shards", "yes"], "--local-shards: invalid choice: 'yes'"),
+        (["run", "--codec", "zip"], f"--codec: {CODEC}"),
+        (["run", "--codec", "fp16;a=auto"], "--codec: codec: rule 1 'a=auto': Rule: auto chooses"),
+        (["run", "--timeout", "0"], f"--timeout: expected {TIMEOUT}, got '0'"),
+        (["run", "--timeout", "nan"], f"--timeout: expected {TIMEOUT}, got 'nan'"),
+        (["run", "--timeout", "abc"], f"--timeout: expected {TIMEOUT}, got 'abc'"),
+        (["run", "--port", "x"], "--port: expected a whole number, from 0 to 65535, got 'x'"),
+        (["profile", "--nodes", "1025"], f"--nodes: expected {COUNT}, got '1025'"),
+        (["profile", "--steps", "x"], "--steps: expected a whole number, 1 or more, got 'x'"),
+        (["profile", "--skip", "-1"], "--skip: expected a whole number, 0 or more, got '-1'"),
+        (["profile", "--codec", "zip"], f"--codec: {CODEC}"),
+        (["profile", "--rate", "0kbit"], f"--rate: expected {RATE}, got '0kbit'"),
+        (["profile", "--rate", f"{'9' * 400}gbit"], f"--rate: expected {RATE}, got '999"),
+        (["doctor", "--rate", "fast"], f"--rate: expected {RATE}, got 'fast'"),
+        (["status", "--interval", "x"], "--interval: expected seconds, from 0.1 to 3600, got 'x'"),
+        (["status", "--interval", "0"], "--interval: expected seconds, from 0.1 to 3600, got '0'"),
+    ],
+)
+def test_wrong_value_is_named_with_its_option_and_what_is_expected(arguments, message, capsys):
+    script = ["x.py"] if arguments[0] in ("run", "profile", "doctor") else []
+    with pytest.raises(SystemExit) as ending:
+        main([*arguments, *script])
+    assert ending.value.code == 2
+    assert f"error: argument {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0.001kbit", "12.5kbit", "940mbit", "10gbit"])
+def test_rate_is_passed_on_to_the_bit(text):
+    rate = _types.rate(text)
+    assert _types.rate(_types.rate_as_text(rate)) == rate
 
 
 def test_wrong_address_is_named(capsys):

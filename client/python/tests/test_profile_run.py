@@ -88,7 +88,7 @@ def test_missing_scripts_and_malformed_options_are_refused(capsys):
     for option in (["--rate", "fast"], ["--steps", "0"], ["--skip", "-1"]):
         with pytest.raises(SystemExit):
             main(["profile", *option, __file__])
-    assert "fast is no rate such as 940mbit" in capsys.readouterr().err
+    assert "expected a rate such as 940mbit or 10gbit, got 'fast'" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from thalweg import policy
+from thalweg.cli import _types
 from thalweg.codecs import LOSSY, WIRE_TYPES, Auto, Codec, Lossy, PowerSGD, parse
 from thalweg_bench.compression import TORCH_START, shorten
 from thalweg_bench.lab import parse_rate
@@ -65,13 +66,7 @@ def _listed(values: Collection[object]) -> str:
 
 
 def number(low: int, high: int, text: str = "") -> Option:
-    def parse(given: str) -> int:
-        value = int(given)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{given} is not between {low} and {high}")
-        return value
-
-    return Option(parse, text, "N")
+    return Option(_types.whole(low, high), text, "N")
 
 
 def names(known: Collection[str], text: str = "") -> Option:
@@ -101,17 +96,10 @@ def flag(text: str) -> Option:
     return Option(help=text, action="store_true")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return value
-
-
 def _size(text: str) -> int:
-    value = int(text)
-    if value < 4 or value % 4 or value > 4 << 30:
-        raise argparse.ArgumentTypeError(f"{text} is not a multiple of 4 from 4 to {4 << 30}")
+    value = _types.whole(4, 4 << 30)(text)
+    if value % 4:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 4, got {text!r}")
     return value
 
 
@@ -192,7 +180,7 @@ def _shapes(text: str) -> str:
 _DEVICE = "a device works so long in a forward pass, and twice as long in a backward pass"
 _SHAPES = f"of the gradients; known: {', '.join(MODELS)}"
 
-POSITIVE = Option(_positive)
+POSITIVE = Option(_types.above_zero)
 Bytes = Annotated[int, Option(_size)]
 Sizes = Annotated[tuple[int, ...], Option(_sizes, "one or more", "N,…", show=_listed)]
 Counts = Annotated[tuple[int, ...], Option(_counts, "one or more", "N,…", show=_listed)]
@@ -200,9 +188,9 @@ DType = Annotated[str, one_of(WIRE_TYPES, "of the tensor")]
 Model = Annotated[str, one_of(MODELS, "whose parameters")]
 TensorShapes = Annotated[str, Option(_shapes, _SHAPES, "MODEL|NxM,…")]
 Seeds = Annotated[tuple[int, ...], Option(_seeds, metavar="N,…", show=_listed)]
-Seconds = Annotated[float, Option(_positive, metavar="SECONDS")]
-Forward = Annotated[float, Option(_positive, _DEVICE, "SECONDS")]
-Norm = Annotated[float | None, Option(_positive, "clip gradients to it", "NORM")]
+Seconds = Annotated[float, Option(_types.above_zero, metavar="SECONDS")]
+Forward = Annotated[float, Option(_types.above_zero, _DEVICE, "SECONDS")]
+Norm = Annotated[float | None, Option(_types.above_zero, "clip gradients to it", "NORM")]
 OutputFile = Annotated[Path | None, Option(_output, "write the rows there", "FILE")]
 Resources = Annotated[Path | None, Option(_output, "write CPU time, memory, bytes sent", "FILE")]
 Programs = Annotated[Path, Option(Path, "the build, where the programs are", "DIR")]

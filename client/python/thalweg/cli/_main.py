@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from thalweg import __version__, codecs, policy
+from thalweg import __version__, codecs
 from thalweg._settings._config import LOCAL_SHARDS, ConfigError, parse_addresses
-from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace
+from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace, _types
 
 _RUN_EPILOG = """\
 examples:
@@ -79,11 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default 1)")
-    run.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
+    run.add_argument("--nodes", type=_types.count, default=1, metavar="N", help="nodes (default 1)")
+    run.add_argument("--nproc", type=_types.count, default=1, metavar="L", help="workers per node")
     run.add_argument(
         "--shards",
-        type=_shards,
+        type=_types.shards,
         default=0,
         metavar="S",
         help="aggregators (default 0: the nodes' sidecars host the shards)",
@@ -93,14 +93,18 @@ def _parser() -> argparse.ArgumentParser:
         choices=LOCAL_SHARDS,
         help="sets THALWEG_LOCAL_SHARDS: do sidecars host shards? (default: only with --shards 0)",
     )
-    run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
+    run.add_argument("--codec", type=_types.codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument(
         "--compare",
         action="store_true",
         help="run the script twice, with plain DDP and with the codec, and tabulate both",
     )
-    run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
-    run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
+    run.add_argument(
+        "--timeout", type=_types.timeout, metavar="SECONDS", help="sets THALWEG_TIMEOUT"
+    )
+    run.add_argument(
+        "--port", type=_types.port, default=0, help="MASTER_PORT (default: a free one)"
+    )
     run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
@@ -128,12 +132,14 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
     )
     trial = doctor.add_argument_group("with a script")
-    trial.add_argument("--nodes", type=_count, metavar="N", help="nodes (default 2)")
-    trial.add_argument("--nproc", type=_count, metavar="L", help="workers per node (default 1)")
-    trial.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
+    trial.add_argument("--nodes", type=_types.count, metavar="N", help="nodes (default 2)")
+    trial.add_argument(
+        "--nproc", type=_types.count, metavar="L", help="workers per node (default 1)"
+    )
+    trial.add_argument("--codec", type=_types.codec, metavar="CODEC", help="sets THALWEG_CODEC")
     trial.add_argument(
         "--rate",
-        type=_profile.rate,
+        type=_types.rate,
         metavar="RATE",
         help="say how seldom to exchange over links of that rate, such as 50mbit",
     )
@@ -208,35 +214,3 @@ def _cluster(args: argparse.Namespace, aggregators: Sequence[str]) -> int:
 def _version(_: argparse.Namespace) -> int:
     print(f"thalweg {__version__}")
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 1024:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1024")
-    return number
-
-
-def _shards(text: str) -> int:
-    return 0 if text == "0" else _count(text)
-
-
-def _codec(text: str) -> str:
-    try:
-        return policy.parse(text).spec()
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is not a port")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds up to 86400")
-    return number

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg._settings._config import ConfigError
+from thalweg.cli import _types
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _EPILOG = """\
 examples:
   thalweg profile train.py --epochs 3
@@ -35,16 +34,27 @@ def add_parser(commands: _Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = profile.add_argument
-    add("--nodes", type=_positive, default=1, metavar="N", help="nodes on this machine (default 1)")
-    add("--nproc", type=_positive, default=1, metavar="L", help="workers per node")
-    add("--shards", type=_natural, default=0, metavar="S", help="aggregators (default 0)")
-    add("--codec", metavar="CODEC", help="sets THALWEG_CODEC, so that Thalweg averages gradients")
+    add(
+        "--nodes",
+        type=_types.count,
+        default=1,
+        metavar="N",
+        help="nodes on this machine (default 1)",
+    )
+    add("--nproc", type=_types.count, default=1, metavar="L", help="workers per node")
+    add("--shards", type=_types.shards, default=0, metavar="S", help="aggregators (default 0)")
+    add(
+        "--codec",
+        type=_types.codec,
+        metavar="CODEC",
+        help="sets THALWEG_CODEC, so that Thalweg averages gradients",
+    )
     add("--here", action="store_true", help="this process is a worker that torchrun has started")
-    add("--steps", type=_positive, default=50, help="optimizer steps to measure (default 50)")
-    add("--skip", type=_natural, default=10, help="steps before these (default 10)")
+    add("--steps", type=_types.positive, default=50, help="optimizer steps to measure (default 50)")
+    add("--skip", type=_types.natural, default=10, help="steps before these (default 10)")
     add(
         "--rate",
-        type=rate,
+        type=_types.rate,
         metavar="RATE",
         help="advise for links of this rate; default: as measured",
     )
@@ -62,48 +72,21 @@ def _profile(args: argparse.Namespace) -> int:
         return _profile_worker.run(args)
     if not args.module and not Path(args.script).exists():
         raise ConfigError(f"there is no script {Path(args.script).absolute()}")
-    from thalweg import policy
     from thalweg.cli import _run
 
     command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]
     command += ["--skip", str(args.skip), "--out", str(args.out)]
-    command += ["--rate", f"{args.rate / 1e6}mbit"] if args.rate else []
+    command += ["--rate", _types.rate_as_text(args.rate)] if args.rate else []
     command += ["-m"] if args.module else []
-    try:
-        codec = None if args.codec is None else policy.parse(args.codec).spec()
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     return _run.run(
         _run.Plan(
             nodes=args.nodes,
             nproc=args.nproc,
             shards=args.shards,
             local_shards=None,
-            codec=codec,
+            codec=args.codec,
             timeout=None,
             port=0,
             command=[*command, args.script, *args.args],
         )
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
-
-
-def rate(text: str) -> float:
-    """Returns bits per second."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text)
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no rate such as 940mbit or 10gbit")
-    return float(match[1]) * _UNITS[match[2]]

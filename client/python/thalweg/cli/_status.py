@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from thalweg._settings._config import ConfigError, parse_addresses
-from thalweg.cli import _http
+from thalweg.cli import _http, _types
 from thalweg.cli._look import Collectives, Look, look, look_at_sidecar
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def add_parser(commands: _Commands) -> None:
     parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each sample")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="default 1"
+        "--interval",
+        type=_types.seconds(0.1, 3600),
+        default=1.0,
+        metavar="SECONDS",
+        help="default 1",
     )
     _http.add_arguments(parser)
     parser.set_defaults(handler=_handle)
@@ -164,10 +168,3 @@ def _answers(
             yield list(pool.map(ask, addresses, itertools.repeat(access)))
             due = max(due + interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
-
-
-def _interval(text: str) -> float:
-    number = float(text)
-    if not 0.1 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0.1 to 3600")
-    return number

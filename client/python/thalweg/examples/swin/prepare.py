@@ -19,6 +19,10 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from thalweg.cli import _types
+
+_count = _types.whole(1, 100_000)
+
 
 def paths(folder: Path, classes: int, train: int, val: int) -> Iterator[tuple[Path, int]]:
     """Yields the path of every image, and its class."""
@@ -78,13 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     total = args.classes * (args.train + args.val)
     print(f"{args.folder}: {total} images in {args.classes} classes, {made} of them new")
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 100000")
-    return number
 
 
 if __name__ == "__main__":
