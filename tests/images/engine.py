@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from until import until
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 _SETTINGS = ROOT / ".tools" / "containers.conf"

@@ -11,7 +11,7 @@ import pytest
 from api_server import ROOT, ApiServer
 from nodes import Node, make_switch
 from rendered import HELM
-from until import until
+from waiting import until
 
 NODES = int(os.environ.get("THALWEG_KUBE_NODES", "0"))
 FOLDER = ROOT / "out" / "kube"

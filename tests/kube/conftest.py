@@ -1,5 +1,5 @@
-"""Lets these tests use the end-to-end tests' certificates and what tests of images share, and
-starts the cluster that some of them run on.
+"""Lets these tests use what the end-to-end tests share, and starts the cluster that some of them
+run on.
 """
 
 import sys
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import timing
 
-for name in ("e2e", "images"):
-    sys.path.append(str(Path(__file__).parents[1] / name))
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from api_server import ROOT
 from cluster import Cluster
 from releases import NAMESPACE
-from until import until
+from waiting import until
 
 AIAK = {
     "AIAK_POWERSGD_COMPRESSION": "1",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from api_server import BIN, ROOT
-from until import until
+from waiting import until
 
 # torch and what it needs is bound from here into every container: scripts/kube_cluster.sh has the
 # reason.

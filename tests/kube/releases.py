@@ -9,7 +9,7 @@ from typing import Any
 
 from api_server import ROOT
 from cluster import Cluster
-from until import until
+from waiting import until
 
 CHART = ROOT / "helm" / "thalweg"
 NAMESPACE = "ml"

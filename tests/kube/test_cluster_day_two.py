@@ -9,7 +9,7 @@ import time
 from cluster import needs_nodes
 from kube_jobs import STEPS, Job, losses, manifest, outside
 from timing import note, timed
-from until import until
+from waiting import until
 
 PATIENT = ["--set", "aggregator.drainSeconds=400"]
 

@@ -10,7 +10,7 @@ import pytest
 from cluster import needs_nodes
 from kube_jobs import STEPS, losses, outside
 from timing import note
-from until import until
+from waiting import pass_time, until
 
 BACK_OFF = 10.0  # of a kubelet, before it starts a container again that has ended twice
 
@@ -73,7 +73,7 @@ def test_node_without_a_network_for_five_seconds_is_waited_for(cuttable, release
     job = start()
     node = release.cluster.node_of(job.pods()[1])
     with node.cut_off():
-        threading.Event().wait(5)  # the length of the cut, not a wait for a result
+        pass_time(5)
         said = losses(job.log())
     began = time.monotonic()
     until("the next loss", lambda: losses(job.log()) != said, 60, job.describe)

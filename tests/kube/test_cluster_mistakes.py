@@ -9,7 +9,7 @@ import pytest
 from cluster import needs_nodes
 from kube_jobs import Job, losses, manifest, outside
 from timing import note
-from until import until
+from waiting import until
 
 QUOTA = {
     "apiVersion": "v1",

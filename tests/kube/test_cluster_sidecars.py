@@ -9,7 +9,7 @@ import pytest
 from cluster import needs_nodes, statuses
 from kube_jobs import losses, outside
 from timing import note
-from until import until
+from waiting import until
 
 STEPS = 600  # the job must not end before the next process has been asked for its metrics
 

@@ -11,7 +11,7 @@ from cluster import needs_nodes
 from kube_jobs import AIAK, STEPS, Job, losses, outside
 from releases import NAMESPACE, Release
 from timing import note, timed
-from until import until
+from waiting import until
 
 DAYS = {"before": 30, "after": 90}
 EXPIRY = re.compile(

@@ -8,7 +8,7 @@ import pytest
 from cluster import needs_nodes
 from releases import CHART, Release
 from timing import note, timed
-from until import until
+from waiting import until
 from watching import Watch
 
 pytestmark = needs_nodes(3)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster import Cluster
 from releases import REGISTRY
-from until import until
+from waiting import until
 
 _RIGHTS = ("service-account", "cluster-role", "cluster-role-binding")
 
