@@ -1,11 +1,13 @@
 """Tests the line at a job's end, and the table of `thalweg run --compare`."""
 
+import json
 import logging
+from pathlib import Path
 
 import pytest
 
 from thalweg._attach import _savings
-from thalweg.cli import _compare, main
+from thalweg.cli import _compare, _run, main
 from thalweg.cli._compare import Run
 
 STATS = {
@@ -88,3 +90,39 @@ def test_comparison_without_a_codec_is_refused(monkeypatch, capsys, tmp_path, va
     script.write_text("")
     assert main(["run", "--compare", str(script)]) == 2
     assert "--compare needs a codec: give --codec" in capsys.readouterr().err
+
+
+def test_comparison_with_a_single_worker_is_refused_before_anything_runs(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(_run, "run", lambda plan: pytest.fail(f"ran {plan}"))
+    script = tmp_path / "x.py"
+    script.write_text("")
+    assert main(["run", "--compare", "--codec", "fp16", str(script)]) == 2
+    assert "--compare needs workers that average: give --nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([(3, 0)], "the run with plain DDP has ended with code 3"),
+        ([(0, 5), (4, 0)], "the run with codec fp16 has ended with code 4"),
+        ([(0, 2)], "the script has made 2 optimizer steps with plain DDP, expected 3"),
+        ([(0, 5), (0, 1)], "the script has made 1 optimizer steps with codec fp16, expected 3"),
+    ],
+)
+def test_comparison_names_the_run_that_failed(monkeypatch, capsys, tmp_path, ends, message):
+    left = list(ends)
+
+    def run(plan):
+        ended, steps = left.pop(0)
+        Path(plan.command[2]).write_text(json.dumps({"times": list(range(steps))}))
+        return ended
+
+    monkeypatch.setattr(_run, "run", run)
+    script = tmp_path / "x.py"
+    script.write_text("")
+    code = main(["run", "--nproc", "2", "--compare", "--codec", "fp16", str(script)])
+    assert code == (ends[-1][0] or 2)
+    assert f"thalweg: {message}" in capsys.readouterr().err
+    assert not left

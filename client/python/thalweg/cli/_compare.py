@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -30,20 +31,34 @@ class Run(NamedTuple):
 
 
 def compare(plan: _run.Plan) -> int:
-    """Prints the table and returns the exit code, that of the first run which fails.
+    """Prints the table and returns the exit code, that of the first run which fails; names that.
 
-    Raises ConfigError when a run has too few steps, the first is not plain DDP, or the second is.
+    Raises ConfigError when there is one worker, a run has too few steps, the first is not plain
+    DDP, or the second is.
     """
     codec = plan.codec or _config.Activation.from_env().codec
     if not codec:
         raise ConfigError("--compare needs a codec: give --codec, or set THALWEG_CODEC")
+    if plan.nodes * plan.nproc == 1:
+        raise ConfigError(
+            "--compare needs workers that average: give --nodes or --nproc, of 2 or more"
+        )
     _run.check_is_there(plan.command)
     runs = []
-    for variables in ({"THALWEG_ENABLE": "0"}, {"THALWEG_ENABLE": "1", "THALWEG_CODEC": codec}):
+    for name, variables in (
+        ("plain DDP", {"THALWEG_ENABLE": "0"}),
+        (f"codec {codec}", {"THALWEG_ENABLE": "1", "THALWEG_CODEC": codec}),
+    ):
         chosen = dataclasses.replace(plan, variables=variables, codec=None, log="warn")
         code, found = _run_once(chosen)
         if code != 0:
+            print(f"thalweg: the run with {name} has ended with code {code}", file=sys.stderr)
             return code
+        if found.steps < _LEAST_STEPS:
+            raise ConfigError(
+                f"the script has made {found.steps} optimizer steps with {name}, expected "
+                f"{_LEAST_STEPS} at least"
+            )
         runs.append(found)
     plain, ours = runs
     if plain.raw_bytes:
@@ -61,10 +76,6 @@ def _run_once(plan: _run.Plan) -> tuple[int, Run]:
         code = _run.run(dataclasses.replace(plan, command=command))
         found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     times = found.get("times", [])
-    if code == 0 and len(times) < _LEAST_STEPS:
-        raise ConfigError(
-            f"the script has made {len(times)} optimizer steps, expected {_LEAST_STEPS} at least"
-        )
     spans = [after - before for before, after in itertools.pairwise(times)] or [0.0]
     counts = found.get("counts", {})
     steps = max(1, len(times))
