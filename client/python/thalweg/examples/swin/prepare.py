@@ -19,10 +19,6 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from thalweg.cli import _types
-
-_count = _types.whole(1, 100_000)
-
 
 def paths(folder: Path, classes: int, train: int, val: int) -> Iterator[tuple[Path, int]]:
     """Yields the path of every image, and its class."""
@@ -82,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     total = args.classes * (args.train + args.val)
     print(f"{args.folder}: {total} images in {args.classes} classes, {made} of them new")
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100000, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":
