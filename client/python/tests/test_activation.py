@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from thalweg._settings._config import Activation, Config, ConfigError
+from thalweg._settings._config import Activation, Config, ConfigError, LocalUpdates, Served
 from thalweg._settings._variables import KNOWN, activation_is_wanted
 from thalweg.codecs import FP16, FP32, Int8, PowerSGD
 
@@ -187,3 +187,52 @@ def test_malformed_value_activates_and_is_then_refused_by_name(env, message):
 @pytest.mark.parametrize(("text", "level"), [("warn", logging.WARNING), ("", logging.INFO)])
 def test_log_level_is_that_of_the_servers(text, level):
     assert Activation.from_env({"THALWEG_LOG": text}).log_level == level
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("", ("", None, False)),
+        ("0", ("", None, False)),
+        ("auto", ("auto", None, False)),
+        ("adamw:pull=bf16,overlap=1", ("adamw", "bf16", True)),
+    ],
+)
+def test_optimizers_move_to_the_shards_as_asked(text, asked):
+    assert Served.from_env({"THALWEG_PS": text})[:3] == asked
+    assert not Served.from_env({"THALWEG_PS": text, "THALWEG_ENABLE": "0"}).kind
+
+
+def test_what_averages_gradients_is_named_where_optimizers_move():
+    env = {"THALWEG_PS": "sgd", "THALWEG_CODEC": "fp16", "THALWEG_FUSED_OPTIMIZER": "1"}
+    served = Served.from_env(env)
+    assert (served.variables, served.averaging) == (("THALWEG_PS=sgd",), ("THALWEG_CODEC=fp16",))
+
+
+def test_workers_step_alone_as_asked():
+    env = {"THALWEG_PS_MODE": "local", "THALWEG_PS_EVERY": "50", "THALWEG_PS": "0"}
+    variables = ("THALWEG_PS_MODE=local", "THALWEG_PS_EVERY=50")
+    assert LocalUpdates.from_env(env) == (50, variables)
+    for off in ({}, {"THALWEG_PS_MODE": "0"}, env | {"THALWEG_ENABLE": "0"}):
+        assert LocalUpdates.from_env(off) == (0, ())
+
+
+LOCAL = {"THALWEG_PS_MODE": "local"}
+
+
+@pytest.mark.parametrize(
+    ("read", "env", "message"),
+    [
+        (Served, {"THALWEG_PS": "adagrad"}, "THALWEG_PS is 'adagrad', expected auto, sgd, adam"),
+        (Served, {"THALWEG_PS": "sgd:pull=zip"}, "THALWEG_PS's pull is 'zip', expected fp32"),
+        (Served, {"THALWEG_PS": "sgd:overlap=2"}, "THALWEG_PS's overlap is '2', expected 0 or 1"),
+        (Served, {"THALWEG_PS": "sgd:push=bf16"}, "THALWEG_PS has 'push=bf16', expected pull="),
+        (LocalUpdates, {"THALWEG_PS_MODE": "stale"}, "THALWEG_PS_MODE is 'stale', expected 0 or"),
+        (LocalUpdates, LOCAL, "THALWEG_PS_EVERY is '', expected a number of steps, such as 50"),
+        (LocalUpdates, LOCAL | {"THALWEG_PS_EVERY": "0"}, "THALWEG_PS_EVERY is '0', expected"),
+        (LocalUpdates, LOCAL | {"THALWEG_PS": "sgd"}, "THALWEG_PS=sgd lets shards do every step"),
+    ],
+)
+def test_malformed_wish_is_refused_by_name(read, env, message):
+    with pytest.raises(ConfigError, match=message):
+        read.from_env(env)

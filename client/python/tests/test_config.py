@@ -1,6 +1,8 @@
 import json
 import logging
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,7 @@ def test_values_are_read():
             "THALWEG_LOCAL_SHARDS": "1",
             "THALWEG_MIN_NODES": "3",
             "THALWEG_NODE_REDUCE": "workers",
+            "THALWEG_RECONNECT": "0.5",
             "THALWEG_RESIDUALS": "held",
             "THALWEG_SIDECAR": "/run/s.sock",
             "THALWEG_SNAPSHOT_EVERY": "100",
@@ -41,7 +44,7 @@ def test_values_are_read():
         }
     )
     assert config == Config(
-        *(("a:1", "[::1]:2"), 65536, "bf16", "night", "1", 3, "workers", "held"),
+        *(("a:1", "[::1]:2"), 65536, "bf16", "night", "1", 3, "workers", 0.5, "held"),
         *("/run/s.sock", 100, 600.0, 2.5),
     )
 
@@ -61,6 +64,10 @@ def test_values_are_read():
         ("THALWEG_MIN_NODES", "-1"),
         ("THALWEG_MIN_NODES", "most"),
         ("THALWEG_NODE_REDUCE", "worker"),
+        ("THALWEG_RECONNECT", "-1"),
+        ("THALWEG_RECONNECT", "3601"),
+        ("THALWEG_RECONNECT", "long"),
+        ("THALWEG_RECONNECT", "nan"),
         ("THALWEG_SNAPSHOT_EVERY", "-1"),
         ("THALWEG_SNAPSHOT_EVERY", "often"),
         ("THALWEG_STEP_TIMEOUT", "never"),
@@ -74,6 +81,16 @@ def test_values_are_read():
 def test_malformed_value_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=name):
         Config.from_env({name: value})
+
+
+def test_only_settings_read_our_variables():
+    package = Path(thalweg.__file__).parent
+    sources = [path for path in package.rglob("*.py") if path.parent.name != "_settings"]
+    assert len(sources) > 200
+    reads = re.compile(
+        r"(environ\.get\(|getenv\(|environ\[)\s*f?[\"'](THALWEG|AIAK)_\w+[\"'](?!\]\s*=[^=])"
+    )
+    assert [path for path in sources if reads.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("ports", ["0", "7000", "65535", "7000-7000", "7000-7010"])

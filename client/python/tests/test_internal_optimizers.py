@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from thalweg._activation import _local_updates, _served
+from thalweg._activation import _first_steps
 from thalweg.cli import _profile_update
 from thalweg.ps._kept import KeptWeights
 from thalweg.ps._plan import Outer
@@ -23,26 +22,13 @@ class Nobody:
 
 @pytest.fixture
 def looked_at(monkeypatch):
-    """Returns the optimizers of a job of two workers that the switches have looked at."""
+    """Returns the optimizers of a job of two workers that a switch has looked at."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setenv("THALWEG_PS_MODE", "local")
-    monkeypatch.setenv("THALWEG_PS_EVERY", "10")
     seen = []
-    monkeypatch.setattr(_local_updates, "_seen", Noted(seen))
-    monkeypatch.setattr(_served, "_seen", Noted(seen))
-    hook = register_optimizer_step_post_hook(_local_updates._look)
+    hook = _first_steps.after_each(lambda optimizer: seen.append(type(optimizer).__name__))
     yield seen
     hook.remove()
-
-
-class Noted(list):
-    def __init__(self, seen):
-        super().__init__()
-        self._seen = seen
-
-    def add(self, optimizer):
-        self._seen.append(type(optimizer).__name__)
 
 
 def test_outer_optimizer_and_trials_of_a_profile_are_not_looked_at(looked_at):
@@ -51,5 +37,12 @@ def test_outer_optimizer_and_trials_of_a_profile_are_not_looked_at(looked_at):
     scripts = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
     assert _profile_update.fused_seconds(scripts) > 0
     assert looked_at == []
-    scripts.step()
+    for _ in range(2):
+        scripts.step()
     assert looked_at == ["SGD"]
+
+
+def test_single_worker_has_nobody_to_exchange_with_and_is_not_looked_at(looked_at, monkeypatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1).step()
+    assert looked_at == []

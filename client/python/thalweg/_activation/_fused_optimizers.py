@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim import SGD, Adam, Optimizer
 
 from thalweg._settings import _logging
@@ -43,7 +42,8 @@ def _step(
     reason = _run(optimizer, kind, name)
     if reason:
         if not fallbacks[reason]:
-            _say(optimizer, logging.WARNING, f"keeps torch's step: {reason}")
+            text = f"torch.optim.{type(optimizer).__name__} keeps torch's step: {reason}"
+            _logging.say(logging.WARNING, text)
         fallbacks[reason] += 1
         original(optimizer)
     return loss
@@ -74,13 +74,5 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
         return str(error).removeprefix("thalweg: ")
     fused_steps[type_name] += 1
     if asked:
-        _say(optimizer, logging.INFO, f"runs fused: {asked}")
+        _logging.say(logging.INFO, f"torch.optim.{type_name} runs fused: {asked}")
     return ""
-
-
-def _say(optimizer: Optimizer, level: int, text: str) -> None:
-    """Logs on rank 0; visible also if the script has not set up logging."""
-    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
-        return
-    logger = _logging.prepare(Activation.from_env().log_level)
-    logger.log(level, "torch.optim.%s %s", type(optimizer).__name__, text)

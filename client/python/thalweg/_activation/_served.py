@@ -11,22 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from thalweg._activation import _first_steps
 from thalweg._settings import _logging
-from thalweg._settings._config import log_level
-from thalweg._settings._variables import SWITCHES, ConfigError, assignments, check_choice
+from thalweg._settings._checks import PS_KINDS
+from thalweg._settings._config import Served
 from thalweg._torch import _patches
 from thalweg.optim.lamb import FusedLAMB
 
@@ -34,39 +31,11 @@ if TYPE_CHECKING:
     from thalweg.ps import ServerOptimizer
 
 _NAME = "THALWEG_PS"
-_KINDS: dict[type[Optimizer], str] = {SGD: "sgd", Adam: "adam", AdamW: "adamw", FusedLAMB: "lamb"}
+_KINDS: dict[type[Optimizer], str] = dict(zip((SGD, Adam, AdamW, FusedLAMB), PS_KINDS, strict=True))
 _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-_seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
     weakref.WeakKeyDictionary()
 )
-
-
-class Wanted(NamedTuple):
-    """What THALWEG_PS asks for: `KIND`, or `KIND:pull=bf16,overlap=1`."""
-
-    kind: str  # "sgd", "adam", "adamw", "lamb"; "auto": what the script's optimizer is; "": nothing
-    pull: str | None = None
-    overlap: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> Wanted:
-        """Raises ConfigError."""
-        kind, _, rest = text.partition(":")
-        if kind in ("", "0"):
-            return cls("")
-        wanted = cls(check_choice(_NAME, kind, ("auto", *_KINDS.values())))
-        for part in filter(None, rest.split(",")):
-            key, _, value = part.partition("=")
-            if key == "pull":
-                types = ("fp32", "bf16", "fp16", "int8", "onebit")
-                wanted = wanted._replace(pull=check_choice(f"{_NAME}'s pull", value, types))
-            elif key == "overlap":
-                on = check_choice(f"{_NAME}'s overlap", value, ("0", "1")) == "1"
-                wanted = wanted._replace(overlap=on)
-            else:
-                raise ConfigError(f"{_NAME} has {part!r}, expected pull=… or overlap=…")
-        return wanted
 
 
 def activate() -> None:
@@ -75,7 +44,7 @@ def activate() -> None:
     _patches.install("served", DistributedDataParallel, "no_sync", _hold_back)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         _patches.install("served", owner, "clip_grad_norm_", _clip)
-    register_optimizer_step_post_hook(_disable_dynamo(_look))
+    _first_steps.after_each(_look)
 
 
 def note_modules() -> None:
@@ -95,16 +64,17 @@ def optimizer_of(module: DistributedDataParallel) -> ServerOptimizer | None:
     return _served.get(module)
 
 
-def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted: Wanted) -> str:
+def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted: str) -> str:
     """Returns why an optimizer stays on the workers; empty: it moves to the shards.
 
-    `module` has one of its parameters; None: no module of DistributedDataParallel has.
+    `module` has one of its parameters; None: no module of DistributedDataParallel has. `wanted` is
+    the kind of optimizers that move: one of PS_KINDS, or "auto" for all of them.
     """
     kind = _KINDS.get(type(optimizer), "")
     if module is None:
         return "its parameters are in no DistributedDataParallel module"
-    if not kind or wanted.kind not in ("auto", kind):
-        which = ", ".join(_KINDS.values()) if wanted.kind == "auto" else wanted.kind
+    if not kind or wanted not in ("auto", kind):
+        which = ", ".join(_KINDS.values()) if wanted == "auto" else wanted
         return f"it is a {type(optimizer).__module__}.{type(optimizer).__name__}, and not {which}"
     if module in _served:
         return "another optimizer of its module is on the shards"
@@ -134,31 +104,22 @@ def _build_and_note(
     _modules.add(module)
 
 
-def _look(optimizer: Optimizer, *_: object) -> None:
-    if getattr(optimizer, "is_internal", False):
-        return
-    if optimizer in _seen or not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    _seen.add(optimizer)
-    try:
-        wanted = Wanted.of(os.environ.get(_NAME, ""))
-    except ConfigError as error:
-        raise ConfigError(f"thalweg: {error}") from None
+def _look(optimizer: Optimizer) -> None:
+    wanted = _first_steps.read(Served.from_env)
     if not wanted.kind:
         return
     module = module_of(optimizer)
-    if why := why_not(optimizer, module, wanted):
-        others = [name for name in SWITCHES if name != "THALWEG_FUSED_OPTIMIZER"]
-        without = ", ".join(assignments(os.environ, others))
+    if why := why_not(optimizer, module, wanted.kind):
+        without = ", ".join(wanted.averaging)
         without = without and f"; torch averages the gradients, and {without} has no effect"
         text = f"{_name(optimizer)} stays on the workers in spite of it: {why}{without}"
-        _say(logging.WARNING, text)
+        _say(wanted, logging.WARNING, text)
         return
     assert module is not None
     _move(optimizer, module, wanted)
 
 
-def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Wanted) -> None:
+def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Served) -> None:
     from thalweg.ps import takeover
 
     name, group = _name(optimizer), module.process_group
@@ -180,18 +141,15 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Wanted)
     module.register_forward_hook(keep)
     alone = "; with find_unused_parameters each parameter travels by itself, which is slower"
     cost = alone if module.find_unused_parameters else ""
-    _say(logging.INFO, f"{name} is on the shards from the second step on{cost}")
+    _say(wanted, logging.INFO, f"{name} is on the shards from the second step on{cost}")
 
 
 def _name(optimizer: Optimizer) -> str:
     return type(optimizer).__name__
 
 
-def _say(level: int, text: str) -> None:
-    """On rank 0; visible also if the script has not set up logging."""
-    if dist.get_rank() == 0:
-        value = os.environ[_NAME]
-        _logging.prepare(log_level()).log(level, "%s=%s: %s", _NAME, value, text)
+def _say(wanted: Served, level: int, text: str) -> None:
+    _logging.say(level, f"{', '.join(wanted.variables)}: {text}")
 
 
 @contextlib.contextmanager

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import logging
 import sys
-import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from thalweg._activation import _first_steps
 from thalweg._attach import _left_behind
 from thalweg._settings import _logging
-from thalweg._settings._config import Activation, ConfigError
+from thalweg._settings._config import Activation
 
 _FSDP1 = "_fsdp_flattened"  # an attribute of flat parameters, and of those that are parts of them
 _EXACT = "fp32"
 _FSDP = "torch.distributed.fsdp"
 _watch: list[RemovableHandle] = []
-_seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _said: set[str] = set()
 
 
@@ -35,7 +32,7 @@ def activate() -> None:
     rank 0 warns, once.
     """
     if not _watch:
-        _watch.append(register_optimizer_step_pre_hook(_disable_dynamo(_look)))
+        _watch.append(_first_steps.before_each(_look))
 
 
 def remark(activation: Activation, names: list[str], backend: str, obstacle: str = "") -> str:
@@ -72,33 +69,28 @@ def _is_spread(tensors: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 -
     )
 
 
-def _look(optimizer: Optimizer, *_: object) -> None:
-    if optimizer in _seen or not dist.is_initialized():
-        return
-    _seen.add(optimizer)
+def _look(optimizer: Optimizer) -> None:
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if not kinds(parameters):
         return
-    try:
-        activation = Activation.from_env()
-    except ConfigError as error:
-        raise ConfigError(f"thalweg: {error}") from None
-    logger = _logging.prepare(activation.log_level)
+    activation = _first_steps.read(Activation.from_env)
     obstacle = ""
     if activation.codec not in ("", _EXACT) and _FSDP in sys.modules:
         from thalweg._activation import _fsdp
 
+        _logging.prepare(activation.log_level)
         covered, is_new, obstacle = _fsdp.compress(parameters, activation.codec)
         known = set(map(id, covered))
         parameters = [one for one in parameters if id(one) not in known]
-        if is_new and dist.get_rank() == 0:
+        if is_new:
             asked = ", ".join(activation.variables)
-            logger.info("%s: shards are compressed from the next step on (docs/fsdp.md)", asked)
-    _warn(logger, activation, kinds(parameters), obstacle)
+            text = f"{asked}: shards are compressed from the next step on (docs/fsdp.md)"
+            _logging.say(logging.INFO, text)
+    _warn(activation, kinds(parameters), obstacle)
 
 
-def _warn(logger: logging.Logger, activation: Activation, found: list[str], obstacle: str) -> None:
+def _warn(activation: Activation, found: list[str], obstacle: str) -> None:
     text = remark(activation, found, dist.get_backend(), obstacle) if found else ""
-    if text and text not in _said and dist.get_rank() == 0:
-        logger.warning("%s", text)
+    if text and text not in _said:
+        _logging.say(logging.WARNING, text)
     _said.add(text)

@@ -127,7 +127,7 @@ def _watch(module: DistributedDataParallel, activation: Activation) -> None:
                 f"{_reasons(activation)}: torch averages its gradients until a forward pass in "
                 "training mode. Call its train(), or thalweg.ddp.attach()"
             )
-            _say(module, activation, logging.WARNING, text)
+            _say(module, logging.WARNING, text)
 
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     _watches[module] = register_multi_grad_hook(parameters, warn, mode="any")
@@ -209,7 +209,7 @@ def _enlist(module: DistributedDataParallel) -> None:
     obstacle = decide(answers)
     if activation.codec and obstacle:
         text = f"stays with torch's allreduce in spite of {_reasons(activation)}: {obstacle}"
-        _say(module, activation, logging.WARNING, text)
+        _say(module, logging.WARNING, text)
     elif activation.codec:
         _enlisted[module] = activation
 
@@ -242,7 +242,7 @@ def _attach(module: DistributedDataParallel, activation: Activation) -> None:
         state = ddp.attach(module)
         where = f" and {state.shards}" if state.shards else ""
         text = f"is attached as {state.job} with codec {state.codec}{where}: {_reasons(activation)}"
-    _say(module, activation, logging.INFO, text)
+    _say(module, logging.INFO, text)
     if (attached := ddp.state_of(module)) is not None:
         _resuming.settle(module, attached)  # this is the first training step
 
@@ -251,9 +251,6 @@ def _reasons(activation: Activation) -> str:
     return "; ".join([", ".join(activation.variables), *activation.remarks])
 
 
-def _say(module: DistributedDataParallel, activation: Activation, level: int, text: str) -> None:
-    """On rank 0; visible also if the script has not set up logging."""
-    if dist.get_rank(module.process_group) != 0:
-        return
-    logger = _logging.prepare(activation.log_level)
-    logger.log(level, "DistributedDataParallel(%s) %s", type(module.module).__name__, text)
+def _say(module: DistributedDataParallel, level: int, text: str) -> None:
+    name = f"DistributedDataParallel({type(module.module).__name__})"
+    _logging.say(level, f"{name} {text}", module.process_group)

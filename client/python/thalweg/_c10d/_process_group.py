@@ -21,8 +21,8 @@ from thalweg import _C, policy
 from thalweg._job import _collectives, _member, _shards
 from thalweg._job._member import Job
 from thalweg._job._topology import Tensor
-from thalweg._settings import _config
-from thalweg._settings._config import Config, Network
+from thalweg._settings import _checks
+from thalweg._settings._config import Config, ConfigError, Network
 from thalweg._torch import _patches
 
 _log = logging.getLogger("thalweg")
@@ -140,7 +140,7 @@ def timeout_of(group: dist.ProcessGroup, cuda_device: int | None = None) -> floa
         timeout = group._get_backend(device).options._timeout
     except (AttributeError, RuntimeError):  # MPI's has none, nor have plug-ins'
         timeout = default_pg_timeout
-    return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
+    return float(min(timeout.total_seconds(), _checks.MAX_TIMEOUT))
 
 
 def running_sidecar() -> tuple[str, bool]:
@@ -165,10 +165,10 @@ def _tell_callbacks() -> None:
 def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own type
     """Makes a group a job of its own."""
     problem = ""
-    step_timeout = min(timeout, _config.MAX_TIMEOUT)
+    step_timeout = min(timeout, _checks.MAX_TIMEOUT)
     try:
         config, network = Config.from_env(), Network.from_env()
-    except _config.ConfigError as error:
+    except ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
     config = config._replace(

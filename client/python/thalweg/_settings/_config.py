@@ -9,8 +9,22 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from thalweg._settings._checks import (
+    NODE_REDUCE,
+    check_chunk_bytes,
+    check_codec,
+    check_count,
+    check_interval,
+    check_local_shards,
+    check_patience,
+    check_ports,
+    check_step_timeout,
+    check_timeout,
+    parse_addresses,
+    parse_served,
+)
 from thalweg._settings._variables import (
     CODEC_SWITCHES,
     POWERSGD,
@@ -23,16 +37,15 @@ from thalweg._settings._variables import (
     warn_of_unknown,
 )
 
-if TYPE_CHECKING:
-    from thalweg.codecs import Codec
-    from thalweg.policy import Policy
-
 __all__ = [
     "Activation",
     "Config",
     "ConfigError",
+    "Elastic",
+    "LocalUpdates",
     "Network",
     "SecurityFiles",
+    "Served",
     "log_level",
     "parse_addresses",
     "server_environment",
@@ -47,11 +60,7 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
-LOCAL_SHARDS = ("auto", "0", "1")
-NODE_REDUCE = ("sidecar", "workers")
-MIN_CHUNK_BYTES = 4 << 10
-MAX_CHUNK_BYTES = 4 << 20
-MAX_TIMEOUT = 86400
+_PS, _PS_MODE, _PS_EVERY = "THALWEG_PS", "THALWEG_PS_MODE", "THALWEG_PS_EVERY"
 
 
 class Config(NamedTuple):
@@ -64,6 +73,7 @@ class Config(NamedTuple):
     local_shards: str  # one of LOCAL_SHARDS
     min_nodes: int  # with which the job goes on when others are lost; 0: all
     node_reduce: str  # one of NODE_REDUCE
+    reconnect: float  # seconds in which a connection or a program may come back
     residuals: str  # a folder; empty: none
     sidecar: str
     snapshot_every: int  # steps; 0: no snapshots
@@ -78,32 +88,33 @@ class Config(NamedTuple):
             warn_of_unknown()
 
         return cls(
-            aggregators=parse_addresses(*look_up(env, "THALWEG_AGGREGATORS")),
-            chunk_bytes=_check_chunk_bytes(*look_up(env, "THALWEG_CHUNK_BYTES")),
+            aggregators=parse_addresses(*look_up("THALWEG_AGGREGATORS", env)),
+            chunk_bytes=check_chunk_bytes(*look_up("THALWEG_CHUNK_BYTES", env)),
             codec=_choose_codec(env),
-            job=look_up(env, "THALWEG_JOB")[1],
-            local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
-            min_nodes=_check_count(*look_up(env, "THALWEG_MIN_NODES")),
-            node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
-            residuals=look_up(env, "THALWEG_RESIDUALS")[1],
-            sidecar=look_up(env, "THALWEG_SIDECAR")[1],
-            snapshot_every=_check_count(*look_up(env, "THALWEG_SNAPSHOT_EVERY")),
-            step_timeout=_check_step_timeout(*look_up(env, "THALWEG_STEP_TIMEOUT")),
-            timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
+            job=look_up("THALWEG_JOB", env)[1],
+            local_shards=check_local_shards(*look_up("THALWEG_LOCAL_SHARDS", env)),
+            min_nodes=check_count(*look_up("THALWEG_MIN_NODES", env)),
+            node_reduce=check_choice(*look_up("THALWEG_NODE_REDUCE", env), NODE_REDUCE),
+            reconnect=check_patience(*look_up("THALWEG_RECONNECT", env)),
+            residuals=look_up("THALWEG_RESIDUALS", env)[1],
+            sidecar=look_up("THALWEG_SIDECAR", env)[1],
+            snapshot_every=check_count(*look_up("THALWEG_SNAPSHOT_EVERY", env)),
+            step_timeout=check_step_timeout(*look_up("THALWEG_STEP_TIMEOUT", env)),
+            timeout=check_timeout(*look_up("THALWEG_TIMEOUT", env)),
         )
 
     def override(self, **arguments: Any) -> Config:  # noqa: ANN401 - each is checked
         """Applies the caller's arguments, which win over the environment unless they are None."""
         checks: dict[str, Callable[[str, Any], Any]] = {
-            "chunk_bytes": _check_chunk_bytes,
-            "codec": _check_codec,
-            "local_shards": _check_local_shards,
-            "min_nodes": _check_count,
+            "chunk_bytes": check_chunk_bytes,
+            "codec": check_codec,
+            "local_shards": check_local_shards,
+            "min_nodes": check_count,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
             "residuals": lambda _, value: os.fspath(value),
-            "snapshot_every": _check_count,
-            "step_timeout": _check_step_timeout,
-            "timeout": _check_timeout,
+            "snapshot_every": check_count,
+            "step_timeout": check_step_timeout,
+            "timeout": check_timeout,
         }
         given = {n: checks[n](n, value) for n, value in arguments.items() if value is not None}
         return self._replace(**given)
@@ -123,12 +134,26 @@ class Network(NamedTuple):
         """Reads the environment. Raises ConfigError that names the wrong variable."""
         env = os.environ if environ is None else environ
         return cls(
-            interface=look_up(env, "THALWEG_INTERFACE")[1],
-            shard_ports=_check_ports(*look_up(env, "THALWEG_SHARD_PORTS")),
+            interface=look_up("THALWEG_INTERFACE", env)[1],
+            shard_ports=check_ports(*look_up("THALWEG_SHARD_PORTS", env)),
             master=env.get("MASTER_ADDR", ""),
             gloo_interfaces=env.get("GLOO_SOCKET_IFNAME", ""),
             nccl_interfaces=env.get("NCCL_SOCKET_IFNAME", ""),
         )
+
+
+class Elastic(NamedTuple):
+    """The nodes of a training that may lose some; thalweg/elastic/_nodes.py reads the text."""
+
+    nodes: str  # empty: not set
+    node: int | None  # this one's place among them; None: by its address
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Elastic:
+        """Reads the environment. Raises ConfigError that names the wrong variable."""
+        name, node = look_up("THALWEG_ELASTIC_NODE", environ)
+        nodes = look_up("THALWEG_ELASTIC", environ)[1]
+        return cls(nodes, check_count(name, node) if node else None)
 
 
 class SecurityFiles(NamedTuple):
@@ -161,34 +186,77 @@ class Activation(NamedTuple):
         env = os.environ if environ is None else environ
         if environ is None:
             warn_of_unknown()
-        switches = () if env.get("THALWEG_ENABLE") == "0" else SWITCHES
-        on = [name for name in switches if name != "THALWEG_CODEC" and is_on(env, name)]
+        switches = () if _is_off(env) else SWITCHES
+        on = [name for name in switches if name != "THALWEG_CODEC" and is_on(name, env)]
         choosing, remarks = _choosing(env, on) if switches else ([], ())
         asking = [name for name in on if name not in (_FUSED, *CODEC_SWITCHES)]
         return cls(
             codec=_choose_codec(env) if asking or choosing else "",
-            variables=tuple(assignments(env, [*asking, *choosing, "THALWEG_NODE_REDUCE"])),
+            variables=tuple(assignments([*asking, *choosing, "THALWEG_NODE_REDUCE"], env)),
             remarks=remarks,
-            fused_optimizer="".join(assignments(env, [_FUSED] if _FUSED in on else [])),
+            fused_optimizer="".join(assignments([_FUSED] if _FUSED in on else [], env)),
             log_level=log_level(env),
-            timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
+            timeout=check_timeout(*look_up("THALWEG_TIMEOUT", env)),
         )
+
+
+class Served(NamedTuple):
+    """Which optimizers of scripts that do not mention Thalweg move to the shards."""
+
+    kind: str  # one of PS_KINDS; "auto": what the script's optimizer is; "": none moves
+    pull: str | None  # how weights travel; None: as they do by default
+    overlap: bool  # they travel during the next forward pass
+    variables: tuple[str, ...]  # NAME=value
+    averaging: tuple[str, ...]  # NAME=value of those that have no effect where none moves
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Served:
+        """Reads the environment. Raises ConfigError that names the wrong variable."""
+        env = os.environ if environ is None else environ
+        asked = ("", None, False) if _is_off(env) else parse_served(*look_up(_PS, env))
+        averaging = [name for name in SWITCHES if name != _FUSED]
+        return cls(*asked, tuple(assignments([_PS], env)), tuple(assignments(averaging, env)))
+
+
+class LocalUpdates(NamedTuple):
+    """Whether optimizers of scripts that do not mention Thalweg step on each worker alone."""
+
+    every: int  # steps from one exchange to the next; 0: they do not step alone
+    variables: tuple[str, ...]  # NAME=value
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> LocalUpdates:
+        """Reads the environment. Raises ConfigError that names the wrong variable."""
+        env = os.environ if environ is None else environ
+        name, mode = look_up(_PS_MODE, env)
+        if _is_off(env) or check_choice(name, mode or "0", ("0", "local")) == "0":
+            return cls(0, ())
+        if (served := Served.from_env(env)).kind:
+            raise ConfigError(
+                f"{name}=local lets workers step alone, and {served.variables[0]} lets shards do "
+                "every step: unset one of them"
+            )
+        every = check_interval(*look_up(_PS_EVERY, env))
+        return cls(every, tuple(assignments([_PS_MODE, _PS_EVERY], env)))
+
+
+def _is_off(env: Mapping[str, str]) -> bool:
+    return env.get("THALWEG_ENABLE") == "0"
 
 
 def log_level(environ: Mapping[str, str] | None = None) -> int:
     """Returns the level of Python's logging. Raises ConfigError."""
-    env = os.environ if environ is None else environ
-    return _LOG_LEVELS[check_choice(*look_up(env, "THALWEG_LOG"), _LOG_LEVELS)]
+    return _LOG_LEVELS[check_choice(*look_up("THALWEG_LOG", environ), _LOG_LEVELS)]
 
 
 def _choosing(env: Mapping[str, str], on: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     """Returns which variables choose the codec, and remarks, given the switches that are on."""
     switches = [name for name in CODEC_SWITCHES if name in on]
     if env.get("THALWEG_CODEC"):
-        ignored = ", ".join(assignments(env, [*switches, *POWERSGD]))
+        ignored = ", ".join(assignments([*switches, *POWERSGD], env))
         return ["THALWEG_CODEC"], (f"THALWEG_CODEC wins over {ignored}",) if ignored else ()
     if "THALWEG_POWERSGD_COMPRESSION" not in switches:
-        ignored = ", ".join(assignments(env, POWERSGD))
+        ignored = ", ".join(assignments(POWERSGD, env))
         return switches, (f"{ignored} has no effect without PowerSGD",) if ignored else ()
     remark = "FP16 and PowerSGD together are PowerSGD with fp16 factors"
     return [*switches, *POWERSGD], (remark,) if len(switches) == 2 else ()
@@ -198,15 +266,15 @@ def _choose_codec(env: Mapping[str, str]) -> str:
     """Returns THALWEG_CODEC if it is set, else what the switches of AIAK-Training ask for."""
     from thalweg import codecs
 
-    fp16 = is_on(env, "THALWEG_FP16_COMPRESSION")
-    powersgd = is_on(env, "THALWEG_POWERSGD_COMPRESSION")
+    fp16 = is_on("THALWEG_FP16_COMPRESSION", env)
+    powersgd = is_on("THALWEG_POWERSGD_COMPRESSION", env)
     if env.get("THALWEG_CODEC") or not (fp16 or powersgd):
-        return _check_codec(*look_up(env, "THALWEG_CODEC"))
+        return check_codec(*look_up("THALWEG_CODEC", env))
     if not powersgd:
         return codecs.FP16().spec()
     try:
         rank, start = (
-            codecs.read_value(codecs.PowerSGD, attribute, *look_up(env, name))
+            codecs.read_value(codecs.PowerSGD, attribute, *look_up(name, env))
             for attribute, name in (
                 ("rank", "THALWEG_MATRIX_APPROXIMATION_RANK"),
                 ("start_iter", "THALWEG_START_COMPRESS_ITER"),
@@ -216,80 +284,6 @@ def _choose_codec(env: Mapping[str, str]) -> str:
         raise ConfigError(str(error)) from None
     wire = "fp16" if fp16 else "fp32"
     return codecs.parse(f"powersgd:rank={rank},start={start},wire={wire}").spec()
-
-
-def _check_codec(what: str, value: Codec | Policy | str) -> str:
-    from thalweg import codecs, policy
-
-    if isinstance(value, codecs.Codec | policy.Policy):
-        return value.spec()
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{what} is {value!r}, expected one such as thalweg.PowerSGD(rank=4), a policy, or its "
-            "text"
-        )
-    try:
-        return policy.parse(value, what).spec()
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _check_chunk_bytes(what: str, value: str | int) -> int:
-    if value == "auto":
-        return 0
-    number = int(value) if str(value).isdecimal() else -1
-    if not MIN_CHUNK_BYTES <= number <= MAX_CHUNK_BYTES:
-        bounds = f"{MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
-        raise ConfigError(f"{what} is {value!r}, expected auto or a number from {bounds}")
-    return number
-
-
-def _check_count(what: str, value: str | int) -> int:
-    if not str(value).isdecimal():
-        raise ConfigError(f"{what} is {value!r}, expected a whole number, 0 or more")
-    return int(value)
-
-
-def _check_local_shards(what: str, value: str | bool) -> str:
-    return check_choice(what, str(int(value)) if isinstance(value, bool) else value, LOCAL_SHARDS)
-
-
-def _check_ports(what: str, value: str) -> str:
-    ends = value.split("-")
-    numbers = [int(end) if end.isdecimal() else -1 for end in ends]
-    is_range = len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] < 65536
-    if not is_range and not (len(numbers) == 1 and 0 <= numbers[0] < 65536):
-        raise ConfigError(f"{what} is {value!r}, expected a port, 0 for any, or FIRST-LAST")
-    return value
-
-
-def _check_timeout(what: str, value: str | float) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= MAX_TIMEOUT:
-        raise ConfigError(
-            f"{what} is {value!r}, expected seconds, more than 0 and at most {MAX_TIMEOUT}"
-        )
-    return number
-
-
-def _check_step_timeout(what: str, value: str | float) -> float:
-    try:
-        return 0.0 if value == "auto" else _check_timeout(what, value)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or auto") from None
-
-
-def parse_addresses(what: str, value: str) -> tuple[str, ...]:
-    """Splits "host:port,host:port"; the port is a number, the host may be an IPv6 address in []."""
-    addresses = tuple(part.strip() for part in value.split(",") if part.strip())
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"{what} contains {address!r}, expected host:port")
-    return addresses
 
 
 def server_environment(log: str) -> dict[str, str]:

@@ -106,7 +106,7 @@ def activation_is_wanted(
 def backend_is_wanted(environ: Mapping[str, str] | None = None) -> bool:
     """Returns whether the default process group is to be ours. Raises ConfigError."""
     env = os.environ if environ is None else environ
-    return is_on(env, "THALWEG_BACKEND") and env.get("THALWEG_ENABLE") != "0"
+    return is_on("THALWEG_BACKEND", env) and env.get("THALWEG_ENABLE") != "0"
 
 
 def process_groups_are_watched(environ: Mapping[str, str] | None = None) -> bool:
@@ -129,22 +129,25 @@ def compat_is_wanted(environ: Mapping[str, str] | None = None) -> tuple[bool, bo
     return value != "" or activation_is_wanted(env), value == "apex"
 
 
-def look_up(env: Mapping[str, str], name: str) -> tuple[str, str]:
+def look_up(name: str, environ: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Returns the variable that is set, and its value; empty ones count as unset."""
+    env = os.environ if environ is None else environ
     for variable in (name, AIAK.get(name, name)):
         if env.get(variable):
             return variable, env[variable]
     return name, KNOWN[name]
 
 
-def assignments(env: Mapping[str, str], names: Iterable[str]) -> list[str]:
+def assignments(names: Iterable[str], environ: Mapping[str, str] | None = None) -> list[str]:
     """Returns NAME=value of those that are set."""
-    found = [look_up(env, name) for name in names]
+    env = os.environ if environ is None else environ
+    found = [look_up(name, env) for name in names]
     return [f"{variable}={value}" for variable, value in found if env.get(variable)]
 
 
-def is_on(env: Mapping[str, str], name: str) -> bool:
-    variable, value = look_up(env, name)
+def is_on(name: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether a switch is 1. Raises ConfigError unless it is 0, 1 or not set."""
+    variable, value = look_up(name, environ)
     return check_choice(variable, value or "0", ("0", "1")) == "1"
 
 
@@ -169,11 +172,12 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [name for name in unknown if not of_services.search(name)]
 
 
-def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+def misspelt(environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
     """Returns unknown names, also those whose prefix is misspelt, each with did_you_mean()."""
+    env = os.environ if environ is None else environ
     known = [*KNOWN, *AIAK.values()]
-    found = [(name, did_you_mean(name, known)) for name in unknown_variables(environ)]
-    for name in environ:
+    found = [(name, did_you_mean(name, known)) for name in unknown_variables(env)]
+    for name in env:
         prefix, _, rest = name.partition("_")
         like = did_you_mean(prefix, ("THALWEG", "AIAK"))
         if rest and like and f"THALWEG_{rest}" in KNOWN and prefix not in ("THALWEG", "AIAK"):
@@ -193,6 +197,12 @@ def warn_of_unknown() -> None:
             name,
             did_you_mean(name, known) or f"; known are {', '.join(known)}",
         )
+
+
+def is_launched_first(environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether the launcher, such as torchrun, has made this process rank 0."""
+    env = os.environ if environ is None else environ
+    return env.get("RANK", "") in ("", "0")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

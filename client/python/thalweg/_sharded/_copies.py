@@ -26,7 +26,7 @@ from thalweg._job._collectives import Meeting
 from thalweg._job._member import Job
 from thalweg._job._topology import Introduction
 from thalweg._job._topology import Tensor as Described
-from thalweg._settings import _config
+from thalweg._settings import _checks
 from thalweg._settings._config import Config, ConfigError, Network
 from thalweg._sharded._comms import Remarks, kind_of
 from thalweg._sharded._units import Unit
@@ -129,7 +129,7 @@ def _introduce(
         problem = str(error)  # the others must hear of it as well
     if not config.step_timeout:
         world = _process_group.world_of(copies) or _process_group.world_of(dist.group.WORLD)
-        config = config._replace(step_timeout=world.timeout if world else _config.MAX_TIMEOUT)
+        config = config._replace(step_timeout=world.timeout if world else _checks.MAX_TIMEOUT)
     running = _process_group.running_sidecar()
     return _member.introduction(config, problem, running=running, model=model), network
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -167,7 +166,7 @@ class State:
         """
         if self.verbosity < 1:
             return
-        if once and dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        if once and not _logging.is_first():
             return
         _logging.prepare(Activation.from_env().log_level)
         logging.getLogger("thalweg.amp").info("%s", text)

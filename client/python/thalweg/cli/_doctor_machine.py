@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from thalweg._job import _addresses
 from thalweg._settings._config import ConfigError, Network
-from thalweg._settings._variables import KNOWN
+from thalweg._settings._variables import look_up
 from thalweg.cli._finding import Finding
 
 _ROOT = Path("/")
@@ -42,7 +42,7 @@ def findings(network: Network) -> Iterator[Finding]:
     build = torchs_build()
     yield gpus(build, driver())
     if build.gpus:
-        yield nccl(os.environ.get("THALWEG_NCCL_LIBRARY") or KNOWN["THALWEG_NCCL_LIBRARY"])
+        yield nccl(look_up("THALWEG_NCCL_LIBRARY")[1])
         yield mps(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
     yield bfloat16()
     yield rdma()

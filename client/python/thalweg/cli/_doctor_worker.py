@@ -106,10 +106,10 @@ def _alive(kind: type[T]) -> list[T]:
 def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
     unknown = [
         Line("FAIL", f"the variable {name} means nothing{like}")
-        for name, like in _variables.misspelt(os.environ)
+        for name, like in _variables.misspelt()
     ]
     asking = activation.variables if activation.codec else ()
-    asking = (*asking, *_variables.assignments(os.environ, ["THALWEG_PS", "THALWEG_PS_MODE"]))
+    asking = (*asking, *_variables.assignments(["THALWEG_PS", "THALWEG_PS_MODE"]))
     if asking:
         return [*unknown, Line("ok", f"variables ask for Thalweg: {', '.join(asking)}")]
     if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from thalweg import __version__, codecs
-from thalweg._settings._config import LOCAL_SHARDS, ConfigError, parse_addresses
+from thalweg._settings._checks import LOCAL_SHARDS
+from thalweg._settings._config import ConfigError, parse_addresses
 from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace, _types
 
 _RUN_EPILOG = """\

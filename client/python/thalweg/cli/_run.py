@@ -25,7 +25,7 @@ class Plan:
     nodes: int
     nproc: int
     shards: int  # aggregators
-    local_shards: str | None  # one of _config.LOCAL_SHARDS; None: left to the environment
+    local_shards: str | None  # one of _checks.LOCAL_SHARDS; None: left to the environment
     codec: str | None
     timeout: float | None
     port: int

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from thalweg import policy
-from thalweg._settings._config import MAX_TIMEOUT
+from thalweg._settings._checks import MAX_TIMEOUT
 
 _MAX_COUNT = 1024
 _MAX_PORT = 65535

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from thalweg._job import _addresses
-from thalweg._settings._config import ConfigError
-from thalweg._settings._variables import look_up
+from thalweg._settings._config import ConfigError, Elastic
 
 _PORT = 29555  # unless a node has its own
 
@@ -25,7 +23,8 @@ def find(nodes: str | None = None, node: int | None = None) -> tuple[tuple[Addre
     """Returns the addresses of all nodes and the number of this one; the environment has what is
     None. Raises ConfigError.
     """
-    text = look_up(os.environ, "THALWEG_ELASTIC")[1] if nodes is None else nodes
+    settings = Elastic.from_env()
+    text = settings.nodes if nodes is None else nodes
     if not text:
         raise ConfigError(
             "THALWEG_ELASTIC is not set, expected host or host:port of every node that the job may "
@@ -35,7 +34,7 @@ def find(nodes: str | None = None, node: int | None = None) -> tuple[tuple[Addre
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"THALWEG_ELASTIC is {text!r}: a node is named twice")
     if node is None:
-        node = _which(addresses)
+        node = _which(addresses) if settings.node is None else settings.node
     if not 0 <= node < len(addresses):
         raise ConfigError(
             f"THALWEG_ELASTIC_NODE is {node}, expected 0 to {len(addresses) - 1}: THALWEG_ELASTIC "
@@ -56,11 +55,6 @@ def _parse(text: str) -> Address:
 
 
 def _which(addresses: tuple[Address, ...]) -> int:
-    text = look_up(os.environ, "THALWEG_ELASTIC_NODE")[1]
-    if text:
-        if not text.isdecimal():
-            raise ConfigError(f"THALWEG_ELASTIC_NODE is {text!r}, expected a number from 0")
-        return int(text)
     ours = [number for number, one in enumerate(addresses) if _addresses.is_ours(one.host)]
     if len(ours) == 1:
         return ours[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from thalweg._job._member import Job
 from thalweg._job._topology import Tensor
 from thalweg._settings import _config
 from thalweg._settings._config import Config, Network
-from thalweg._settings._variables import look_up
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 from thalweg.ps._snapshots import why_no_way_back
@@ -108,8 +106,7 @@ def join(
             job.name,
             optimizer,
         )
-    _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
-    no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
+    no_way_back = why_no_way_back(config.timeout, config.step_timeout, config.reconnect)
     return Joined(
         job, codecs, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout
     )
