@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch.optim import Optimizer
 from thalweg.optim import _finite
 from thalweg.optim._copies import mark_stored
 from thalweg.optim._norm import Norm, drop_norm, drop_squares, grad_bounds, take_squares
-from thalweg.optim._plan import Plan, on_device, plan_of
+from thalweg.optim._plan import Keys, Plan, on_device, plan_of
+
+_Group = dict[str, Any]
 
 
 class Step(Protocol):
@@ -25,78 +28,80 @@ def adam_step(optimizer: Optimizer, *, own: bool) -> None:
     """Does a step of torch's Adam or AdamW (a group's decoupled_weight_decay), or of apex's."""
     from thalweg._C import AdamSettings
 
-    inputs = inputs_of(optimizer)
-    if inputs is None:
-        return
-    with plan_of(optimizer, _adam_keys, steps=True, own=own) as plan:
-        bounds = _clip(optimizer, plan, inputs)
-        groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
-        for group, members, bound in groups:
-            lr, device_lr = _lr(optimizer, group)
-            settings = AdamSettings(
-                lr=lr,
-                weight_decay=group["weight_decay"],
-                maximize=group["maximize"],
-                max_grad_norm=bound,
-                betas=_betas(group),
-                eps=group["eps"],
-                decoupled=group.get("decoupled_weight_decay", group.get("adam_w_mode", False)),
-                bias_correction=group.get("bias_correction", True),
-            )
-            members.tensors.adam(settings, **inputs, **device_lr)
-    mark_stored(optimizer)
+    def settings(group: _Group, common: _Group) -> AdamSettings:
+        return AdamSettings(
+            **common,
+            betas=_betas(group),
+            eps=group["eps"],
+            decoupled=bool(group.get("decoupled_weight_decay", group.get("adam_w_mode"))),
+            bias_correction=group.get("bias_correction", True),
+        )
+
+    _step(optimizer, "adam", settings, _adam_keys, own=own)
 
 
 def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
     """Does a step of torch's SGD."""
     from thalweg._C import SgdSettings
 
-    inputs = inputs_of(optimizer)
-    if inputs is None:
-        return
-    with plan_of(optimizer, _sgd_keys, steps=False, own=own) as plan:
-        bounds = _clip(optimizer, plan, inputs)
-        groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
-        for group, members, bound in groups:
-            lr, device_lr = _lr(optimizer, group)
-            settings = SgdSettings(
-                lr=lr,
-                weight_decay=float(group["weight_decay"]),
-                maximize=group["maximize"],
-                max_grad_norm=bound,
-                momentum=group["momentum"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-            )
-            members.tensors.sgd(settings, **inputs, **device_lr)
-    mark_stored(optimizer)
+    def settings(group: _Group, common: _Group) -> SgdSettings:
+        return SgdSettings(
+            **common,
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+        )
+
+    _step(optimizer, "sgd", settings, _sgd_keys, own=own, steps=False)
 
 
 def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
     """Does a step of FusedLAMB."""
     from thalweg._C import LambSettings
 
+    def settings(group: _Group, common: _Group) -> LambSettings:
+        return LambSettings(
+            **common,
+            betas=_betas(group),
+            eps=group["eps"],
+            decoupled=group["adam_w_mode"],
+            bias_correction=group["bias_correction"],
+            grad_averaging=group["grad_averaging"],
+            trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
+        )
+
+    _step(optimizer, "lamb", settings, _lamb_keys, own=own, shards=False)
+
+
+def _step(
+    optimizer: Optimizer,
+    kernel: str,
+    settings: Callable[[_Group, _Group], Any],
+    keys: Keys,
+    *,
+    own: bool,
+    steps: bool = True,
+    shards: bool = True,
+) -> None:
+    """Updates all groups by the kernel of that name. `settings` makes its settings of a group, and
+    of those that all kernels have; plan_of() says what the others are.
+    """
     inputs = inputs_of(optimizer)
     if inputs is None:
         return
-    with plan_of(optimizer, _lamb_keys, steps=True, own=own, shards=False) as plan:
+    with plan_of(optimizer, keys, steps=steps, own=own, shards=shards) as plan:
         bounds = _clip(optimizer, plan, inputs)
         groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
         for group, members, bound in groups:
             lr, device_lr = _lr(optimizer, group)
-            settings = LambSettings(
-                lr=lr,
-                weight_decay=group["weight_decay"],
-                maximize=group["maximize"],
-                max_grad_norm=bound,
-                betas=_betas(group),
-                eps=group["eps"],
-                decoupled=group["adam_w_mode"],
-                bias_correction=group["bias_correction"],
-                grad_averaging=group["grad_averaging"],
-                trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
-            )
-            members.tensors.lamb(settings, **inputs, **device_lr)
+            common = {
+                "lr": lr,
+                "weight_decay": float(group["weight_decay"]),
+                "maximize": group["maximize"],
+                "max_grad_norm": bound,
+            }
+            update = getattr(members.tensors, kernel)
+            update(settings(group, common), **inputs, **device_lr)
     mark_stored(optimizer)
 
 
@@ -144,7 +149,7 @@ def _clip(optimizer: Optimizer, plan: Plan, inputs: dict[str, Any]) -> list[floa
     return bounds
 
 
-def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
+def _lr(optimizer: Optimizer, group: _Group) -> tuple[float, dict[str, Tensor]]:
     """Returns the rate, or none and the tensor from which the device reads it."""
     lr = group["lr"]
     if isinstance(lr, Tensor) and on_device(optimizer):
@@ -152,19 +157,19 @@ def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, T
     return float(lr), {}
 
 
-def _betas(group: dict[str, Any]) -> tuple[float, float]:
+def _betas(group: _Group) -> tuple[float, float]:
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
 
 
-def _adam_keys(group: dict[str, Any]) -> tuple[str, ...]:
+def _adam_keys(group: _Group) -> tuple[str, ...]:
     keys = ("exp_avg", "exp_avg_sq")
     return (*keys, "max_exp_avg_sq") if group.get("amsgrad") else keys
 
 
-def _sgd_keys(group: dict[str, Any]) -> tuple[str, ...]:
+def _sgd_keys(group: _Group) -> tuple[str, ...]:
     return ("momentum_buffer",) if group["momentum"] != 0 else ()
 
 
-def _lamb_keys(_: dict[str, Any]) -> tuple[str, ...]:
+def _lamb_keys(_: _Group) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq")
