@@ -1,5 +1,6 @@
 """Trains the tiny Swin Transformer of the example in this process, as the only worker."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,13 @@ LEVELS = {
 }
 
 
+# How far losses and norms of gradients at O1 and O2 may be from those at O0: in this model about 60
+# operations in a row round to float16 in a forward pass, and as many in the backward pass, each by
+# 2⁻¹¹ at most. Their errors are independent, and the three updates are too small to add to them:
+# √120 of these. Measured were 4e-4.
+CLOSE = math.sqrt(120) * 2.0**-11
+
+
 def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
     more = ["TRAIN.ACCUMULATION_STEPS", "2", "TRAIN.STEPS", "3", "TRAIN.WARMUP_STEPS", "1"]
     losses, norms = {}, {}
@@ -82,10 +90,9 @@ def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
         assert run.updates == 3
         log = log_of(config)
         losses[name], norms[name] = log.column("loss"), log.column("grad_norm")
-        # torch's rounding of losses is 2^-11, and the steps are small.
-        assert losses[name] == pytest.approx(losses["O0"], rel=0.01)
+        assert losses[name] == pytest.approx(losses["O0"], rel=CLOSE)
         if name != "O2 optimised":  # whose dynamic scale may skip its first steps
-            assert norms[name] == pytest.approx(norms["O0"], rel=0.05)
+            assert norms[name] == pytest.approx(norms["O0"], rel=CLOSE)
     assert losses["O2 disabled"] == losses["O0"]
     dtypes = {parameter.dtype for parameter in run.model.parameters()}
     assert dtypes == {torch.float32}
@@ -108,7 +115,7 @@ def test_sharded_model_trains_alike_at_all_levels(data, tmp_path):
         assert (run.level.loss_scale() != 1) == scaled
         for column in ("loss", "grad_norm"):
             found = log_of(config).column(column)
-            assert found == pytest.approx(log_of(expected).column(column), rel=0.05)
+            assert found == pytest.approx(log_of(expected).column(column), rel=CLOSE)
 
 
 def test_half_of_a_sharded_model_is_gathered_and_its_logits_are_float32(data, tmp_path):
