@@ -9,7 +9,7 @@ import pytest
 import thalweg
 from thalweg import _binaries
 from thalweg._settings import _config, _variables
-from thalweg._settings._config import Config, ConfigError, Network
+from thalweg._settings._config import Config, ConfigError, JobArguments, Network
 from thalweg._settings._variables import KNOWN
 
 
@@ -125,7 +125,7 @@ def test_codec_may_be_a_policy():
     assert Config.from_env({"THALWEG_CODEC": text}).codec == full
     by_value = thalweg.Policy(thalweg.Int8(), [thalweg.Rule(thalweg.FP32(), name="*.bias")])
     for codec in (text, by_value):
-        assert Config.from_env({}).override(codec=codec).codec == full
+        assert Config.from_env({}).override(JobArguments(codec=codec)).codec == full
 
 
 def test_wrong_rule_is_refused_by_the_variables_name():
@@ -135,7 +135,8 @@ def test_wrong_rule_is_refused_by_the_variables_name():
 
 def test_arguments_win_over_the_environment():
     env = Config.from_env({"THALWEG_CODEC": "bf16", "THALWEG_TIMEOUT": "7"})
-    config = env.override(codec="fp16", timeout=None, chunk_bytes=4096, node_reduce="workers")
+    arguments = JobArguments(codec="fp16", chunk_bytes=4096, node_reduce="workers")
+    config = env.override(arguments)
     assert (config.codec, config.timeout, config.chunk_bytes) == ("fp16", 7.0, 4096)
     assert config.node_reduce == "workers"
 
@@ -145,7 +146,7 @@ def test_arguments_win_over_the_environment():
 )
 def test_local_shards_may_be_a_bool_or_text(argument, setting):
     env = Config.from_env({"THALWEG_LOCAL_SHARDS": "0"})
-    assert env.override(local_shards=argument).local_shards == setting
+    assert env.override(JobArguments(local_shards=argument)).local_shards == setting
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_local_shards_may_be_a_bool_or_text(argument, setting):
 )
 def test_malformed_argument_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=name):
-        Config.from_env({}).override(**{name: value})
+        Config.from_env({}).override(JobArguments(**{name: value}))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import _C
-from thalweg._attach import _left_behind, _left_out, _model, _residuals, _resuming
+from thalweg._attach import _left_behind, _left_out, _model, _remarks, _residuals, _resuming
 from thalweg._attach._state import Member, State
 from thalweg._c10d import _process_group
 from thalweg._c10d._process_group import World
@@ -27,7 +27,7 @@ from thalweg._job import _collectives, _member, _rendezvous, _shards
 from thalweg._job._member import Job
 from thalweg._job._topology import Introduction
 from thalweg._settings import _config
-from thalweg._settings._config import Config, Network
+from thalweg._settings._config import Config, JobArguments, Network
 from thalweg._torch import _precision
 from thalweg.codecs import Codec
 from thalweg.node import Node
@@ -75,24 +75,43 @@ def attach(
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
     All its parameters must be on the CPU, or all on one GPU. Without THALWEG_SIDECAR a sidecar is
-    started on this machine; it leaves with its last worker.
-    `codec` says how fp32 gradients cross the network: one of thalweg.codecs, a Policy where not all
-    tensors take the same, or the text of either. Embeddings are not compressed to factors, nor
-    small tensors lossily, unless a rule says so. A process that shows no sign of life for `timeout`
-    seconds fails the job. One that is alive may come `step_timeout` seconds late to a step, because
-    it evaluates or writes a checkpoint; "auto" is the process group's timeout.
-    `chunk_bytes` of gradient travel together; by default the links decide. `node_reduce` says who
-    sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
-    each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
-    job of several nodes: True, False or "auto", those that can. `residuals` is a folder for what
-    this node holds back of gradients (docs/compression.md, checkpoints). With `min_nodes` the job
-    goes on when nodes are lost, as long as so many are left (docs/faults.md, lost nodes). Arguments
-    left out come from the environment. A module of the default process group joins the job of that
-    where the group is one of the back end "thalweg" and was made with the same settings
-    (docs/c10d.md).
+    started on this machine; it leaves with its last worker. A module of the default process group
+    joins the job of that where the group is one of the back end "thalweg" and was made with the
+    same settings (docs/c10d.md).
 
-    Raises on all workers, saying what is wrong: ValueError (settings or models differ),
-    ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
+    An argument that is None comes from the environment. Where that says nothing either, it is the
+    default below.
+
+    Args:
+        ddp_model: the module, on all workers the same.
+        codec: how float32 gradients cross the network: one of thalweg.codecs, a Policy where not
+            all tensors take the same, or the text of either. Embeddings are not compressed to
+            factors, nor small tensors lossily, unless a rule says so. Default: "fp32".
+        timeout: seconds, more than 0 and at most 86400. A process that shows no sign of life for so
+            long fails the job. Default: 30.
+        step_timeout: seconds that a worker which is alive may come late to a step, because it
+            evaluates or writes a checkpoint. "auto", the default, is the process group's timeout.
+        chunk_bytes: bytes of gradient that travel together, 4096 to 4194304. By default the links
+            decide.
+        node_reduce: who sums the gradients of a node: "sidecar", the default, or "workers" among
+            themselves, which needs a GPU for each (docs/gpu.md, path C).
+        local_shards: whether the nodes' sidecars host the shards of a job of several nodes: True,
+            False or "auto", the default: those that can.
+        residuals: a folder for what this node holds back of gradients (docs/compression.md,
+            checkpoints). Default: none.
+        min_nodes: nodes with which the job goes on when others are lost (docs/faults.md, lost
+            nodes). 0, the default: it needs all.
+
+    Returns:
+        The module's state in the job, on this worker.
+
+    Raises:
+        ValueError: settings or models differ between workers, or one is malformed. This and the
+            next three are raised on all workers, saying what is wrong.
+        ConnectionError: a sidecar or shard cannot be reached.
+        TimeoutError: workers are missing.
+        RuntimeError: something else keeps the job from beginning.
+        TypeError: `ddp_model` is not a DistributedDataParallel module.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(
@@ -102,14 +121,16 @@ def attach(
     problem = ""
     try:
         config = Config.from_env().override(
-            codec=codec,
-            timeout=timeout,
-            step_timeout=step_timeout,
-            chunk_bytes=chunk_bytes,
-            node_reduce=node_reduce,
-            local_shards=local_shards,
-            residuals=residuals,
-            min_nodes=min_nodes,
+            JobArguments(
+                codec=codec,
+                timeout=timeout,
+                step_timeout=step_timeout,
+                chunk_bytes=chunk_bytes,
+                node_reduce=node_reduce,
+                local_shards=local_shards,
+                residuals=residuals,
+                min_nodes=min_nodes,
+            )
         )
         network = Network.from_env()
         config = config._replace(codec=_model.add_exceptions(ddp_model, config.codec))
@@ -214,7 +235,7 @@ def _attach(
         _resuming.join(ddp_model, state, meeting)
     if (saved := _saved.pop(ddp_model, None)) is not None:
         state.load_state_dict(saved)
-    _remark(ddp_model, state, me, rank)
+    _remarks.remark(ddp_model, state, me, rank)
     if session is not None and rank == 0:
         warning = _shards.warning(
             job.shards, session.num_shards(), place.num_nodes, workers[0].local_shards
@@ -226,25 +247,6 @@ def _attach(
         "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where
     )
     return state
-
-
-def _remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, rank: int) -> None:
-    """Says what was asked for and does not happen: that of a node once, the rest on rank 0."""
-    place, remarks = state._place, list[str]()
-    if place.local_rank == 0:
-        remarks += state._left_out.remarks
-    if rank == 0:
-        compresses = place.num_nodes > 1 and not state._left_out.everything
-        owner = _left_behind.Owner(state.job, me.codec, compresses)
-        remarks += _left_behind.own(_model.parameters(ddp_model), owner)
-    if me.residuals and not state.has_residual_files and rank == 0:
-        why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
-        remarks.append(
-            f"THALWEG_RESIDUALS (residuals=) has no effect: {why} nothing is held back that files "
-            "can keep"
-        )
-    for remark in remarks:
-        _log.warning("job %s: %s", state.job, remark)
 
 
 def _join(

@@ -5,12 +5,12 @@ The C++ counterpart is core/base/env.cc.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from thalweg._settings._arguments import JobArguments
 from thalweg._settings._checks import (
     NODE_REDUCE,
     check_chunk_bytes,
@@ -42,6 +42,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Elastic",
+    "JobArguments",
     "LocalUpdates",
     "Network",
     "SecurityFiles",
@@ -103,21 +104,9 @@ class Config(NamedTuple):
             timeout=check_timeout(*look_up("THALWEG_TIMEOUT", env)),
         )
 
-    def override(self, **arguments: Any) -> Config:  # noqa: ANN401 - each is checked
-        """Applies the caller's arguments, which win over the environment unless they are None."""
-        checks: dict[str, Callable[[str, Any], Any]] = {
-            "chunk_bytes": check_chunk_bytes,
-            "codec": check_codec,
-            "local_shards": check_local_shards,
-            "min_nodes": check_count,
-            "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
-            "residuals": lambda _, value: os.fspath(value),
-            "snapshot_every": check_count,
-            "step_timeout": check_step_timeout,
-            "timeout": check_timeout,
-        }
-        given = {n: checks[n](n, value) for n, value in arguments.items() if value is not None}
-        return self._replace(**given)
+    def override(self, arguments: JobArguments) -> Config:
+        """Applies what the caller gives. Raises ConfigError that names the wrong argument."""
+        return self._replace(**arguments.checked())
 
 
 class Network(NamedTuple):

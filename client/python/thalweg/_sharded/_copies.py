@@ -27,7 +27,7 @@ from thalweg._job._member import Job
 from thalweg._job._topology import Introduction
 from thalweg._job._topology import Tensor as Described
 from thalweg._settings import _checks
-from thalweg._settings._config import Config, ConfigError, Network
+from thalweg._settings._config import Config, ConfigError, JobArguments, Network
 from thalweg._sharded._comms import Remarks, kind_of
 from thalweg._sharded._units import Unit
 from thalweg._torch import _precision
@@ -121,7 +121,7 @@ def _introduce(
     """Returns what this rank tells the others, and how they reach it."""
     problem = ""
     try:
-        config = Config.from_env().override(codec=codec, node_reduce="sidecar")
+        config = Config.from_env().override(JobArguments(codec, node_reduce="sidecar"))
         network = Network.from_env()
         config = config._replace(codec=_except(units, config.codec))
     except ConfigError as error:

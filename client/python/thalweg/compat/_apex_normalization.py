@@ -80,7 +80,7 @@ def mixed_dtype_fused_rms_norm_affine(
 def manual_rms_norm(
     input: Tensor, normalized_shape: Shape, weight: Tensor | None, eps: float
 ) -> Tensor:
-    """Returns fused_rms_norm_affine, or without `weight` fused_rms_norm."""
+    """Returns mixed_dtype_fused_rms_norm_affine, or without `weight` fused_rms_norm."""
     return _normalize(input, weight, None, normalized_shape, eps, rms=True, mixed=True)
 
 

@@ -7,7 +7,6 @@ import itertools
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,10 +24,11 @@ from thalweg.ps._kept import KeptWeights
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import CodecMeans, Means, SparseMeans
 from thalweg.ps._pace import Apart, Pace
-from thalweg.ps._plan import Outer, Plan, cut_fragments
+from thalweg.ps._plan import Outer, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._upward import are_dense
+from thalweg.ps._wishes import LocalWishes
 
 _MANY = 10  # exchanges
 _log = logging.getLogger("thalweg")
@@ -53,38 +53,22 @@ def check_masters(inner: Optimizer) -> None:
         )
 
 
-def begin(
-    inner: Optimizer,
-    plan: Plan,
-    wish: Mapping[str, Any],
-    group: dist.ProcessGroup,
-    arguments: dict[str, object],
-    *,
-    pull: str | None,
-    bucket_cap_mb: float,
-    sparse: Sparse | None,
-    pace: Pace,
-) -> tuple[_C.Session, Exchange]:
-    """Joins the job, and gives all workers and the shards rank 0's parameters. `sparse` is the
-    codec, if it is none of the session's.
-    """
+def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
+    """Joins the job, and gives all workers and the shards rank 0's parameters."""
     parameters = served(inner.param_groups)
     if not parameters:
         raise ValueError("thalweg: no parameter requires a gradient")
-    outer = Outer.of(wish, [each.tensor for each in parameters])
-    parts = [
-        cut(part, int(bucket_cap_mb * (1 << 20)))
-        for part in cut_fragments(parameters, plan.fragments)
-    ]
-    pulls = {each.tensor.dtype: _downward.chosen(pull, each.tensor.dtype) for each in parameters}
-    description = (
-        f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
-        f"{bucket_cap_mb:g}{f', codec {sparse.spec()}' if sparse else ''}"
-        f"{f', {pace}' if pace.quorum else ''}"
-    )
-    named = [(each.name, each.tensor) for each in parameters]
+    group, plan, pace, sparse = wishes.group, wishes.plan, wishes.pace, wishes.sparse
+    outer = Outer.of(wishes.outer, [each.tensor for each in parameters])
+    parts = [cut(part, wishes.bucket_bytes) for part in cut_fragments(parameters, plan.fragments)]
+    dtypes = {each.tensor.dtype for each in parameters}
+    pulls = {each: _downward.chosen(wishes.pull, each) for each in dtypes}
     joined = _joining.join(
-        *(group, named, description, arguments, "LocalOptimizer"),
+        group,
+        [(each.name, each.tensor) for each in parameters],
+        wishes.describe(type(inner).__name__, outer),
+        wishes.arguments,
+        optimizer="LocalOptimizer",
         choose=policy.except_small_tensors,
         for_all_collectives=sparse is not None,
     )
@@ -100,8 +84,9 @@ def begin(
     kind, rule = KINDS[outer.kind], rule_of(outer.groups)
     apart = Apart.of(pace, joined)
     serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes, apart=apart)
+    has_quorum = pace.quorum > 0
     return session, Exchange(
-        *(group, serving, fragments, plan, outer), means=means, has_quorum=pace.quorum > 0
+        group, serving, fragments, plan, outer, means=means, has_quorum=has_quorum
     )
 
 

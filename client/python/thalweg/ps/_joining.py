@@ -15,7 +15,7 @@ from thalweg._job import _collectives, _member, _rendezvous
 from thalweg._job._member import Job
 from thalweg._job._topology import Tensor
 from thalweg._settings import _config
-from thalweg._settings._config import Config, Network
+from thalweg._settings._config import Config, JobArguments, Network
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 from thalweg.ps._snapshots import why_no_way_back
@@ -42,9 +42,9 @@ def join(
     group: dist.ProcessGroup,
     named_parameters: list[tuple[str, torch.Tensor]],
     description: str,
-    arguments: dict[str, object],
-    optimizer: str = "ServerOptimizer",
+    arguments: JobArguments,
     *,
+    optimizer: str = "ServerOptimizer",
     choose: Callable[[Policy, _Shapes], Policy],
     for_all_collectives: bool = False,
     secret: str = "",
@@ -60,7 +60,7 @@ def join(
     thalweg.ddp.attach() does.
     """
     try:
-        config, network = Config.from_env().override(**arguments), Network.from_env()
+        config, network = Config.from_env().override(arguments), Network.from_env()
         shapes = [(name, tensor.shape) for name, tensor in named_parameters]
         codecs = choose(policy.parse(config.codec), shapes)
         config = config._replace(codec=codecs.spec())

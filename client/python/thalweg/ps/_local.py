@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg import codecs
+from thalweg._settings._arguments import JobArguments
 from thalweg.codecs import Sparse
 from thalweg.ps._beginning import begin, check_masters, ddp_modules
 from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._pace import Pace
 from thalweg.ps._plan import Plan
+from thalweg.ps._wishes import LocalWishes
 
 _NESTEROV = {"name": "nesterov"}
 
@@ -30,32 +32,48 @@ class LocalOptimizer(FixedGroups):
     the outer optimizer, which is on the shards, and its weights replace the workers'. All workers
     do equally many steps. Buffers stay as they are.
 
-    `outer` has the "name" of that optimizer, and torch's arguments for it: "nesterov" (lr 0.7,
-    momentum 0.9, unless given), "sgd" (lr 1: the mean of the workers' weights), "adam" or "adamw".
-    `fragments`: the parameters are exchanged in so many parts of about the same size, each after
-    `every` steps, one after the other. `delay`: new weights take their place so many steps after
-    the old ones have left, and travel meanwhile. `mix`: how much of the worker's own weights stays
-    then. `weighted`: workers count in the mean by what they tell count(), which takes one small
-    all_reduce of the process group in each exchange. `pull` says in what the weights come: "fp32",
-    "bf16", "fp16", or as the parameters are (None); shards keep them in float32. `bucket_cap_mb`
-    MiB of parameters travel together. `process_group` is the default one if None. `codec`, of what
-    has changed, is any that thalweg.ddp.attach() takes, or thalweg.ps.Sparse; with lossy ones every
-    worker runs the outer optimizer, and shards only take means. `timeout`, `step_timeout`,
-    `chunk_bytes`, `local_shards` and `min_nodes` are those of attach(), the last one only with a
-    `quorum`; the last worker may come `step_timeout` later to an exchange than the first.
-
-    `quorum`: an exchange waits for so many nodes, not for all, and for others as long as their
-    `grace`, in seconds; None waits for those that usually come a little later. A node that comes
-    later than that gets the weights of the moment, and what it has changed counts in the next
-    exchange, or with `late` "drop" not at all. It goes with codecs and pulls of floats, and not
-    with `weighted` and `fragments`. Then workers need not do equally many steps, and have the same
-    weights after finish(), publish() and load_state_dict() alone, which wait for all.
-
     Groups and state are those of `inner`: schedulers take either, GradScaler only this one. A step
-    that a GradScaler leaves out counts like the others.
+    that a GradScaler leaves out counts like the others. Shards keep weights in float32.
 
-    Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
-    for arguments that do not fit.
+    With a `quorum`, workers need not do equally many steps, and have the same weights after
+    finish(), publish() and load_state_dict() alone, which wait for all. A node that comes later
+    than its grace gets the weights of the moment.
+
+    Of what thalweg.ddp.attach() has, None means what the environment says. What is wrong is raised
+    on all workers.
+
+    Args:
+        inner: the worker's own optimizer, of any kind.
+        every: steps from one exchange of a weight to the next, 1 or more.
+        outer: has the "name" of the outer optimizer, and torch's arguments for it: "nesterov" (lr
+            0.7, momentum 0.9, unless given), "sgd" (lr 1: the mean of the workers' weights), "adam"
+            or "adamw".
+        fragments: the parameters are exchanged in so many parts of about the same size, each after
+            `every` steps, one after the other; 1 to `every`.
+        delay: steps. New weights take their place so many after the old ones have left, and travel
+            meanwhile; 0 to `every` - 1.
+        mix: how much of the worker's own weights stays then, from 0 to below 1.
+        weighted: workers count in the mean by what they tell count(). That takes one small
+            all_reduce of the process group in each exchange.
+        pull: in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None).
+        bucket_cap_mb: MiB of parameters that travel together.
+        process_group: the workers; the default process group if None.
+        codec: of what has changed: any that thalweg.ddp.attach() takes, or thalweg.ps.Sparse. With
+            lossy ones every worker runs the outer optimizer, and shards only take means.
+        timeout, chunk_bytes, local_shards: those of thalweg.ddp.attach().
+        step_timeout: seconds that the last worker may come to an exchange later than the first, or
+            "auto", as for thalweg.ddp.attach().
+        quorum: nodes for which an exchange waits, 1 or more; None: it waits for all. It goes with
+            codecs and pulls of floats, and not with `weighted` and `fragments`.
+        grace: seconds that an exchange waits for others after its quorum, 0 to 86400. None waits
+            for those that usually come a little later.
+        late: what becomes of what a node has changed that comes later than that: "keep": it counts
+            in the next exchange; "drop": not at all.
+        min_nodes: goes with `quorum`, and only with it: that of thalweg.ddp.attach().
+
+    Raises:
+        ValueError: arguments do not fit, or workers differ.
+        ConnectionError, TimeoutError, RuntimeError: as thalweg.ddp.attach() does.
     """
 
     _step_supports_amp_scaling = True
@@ -85,39 +103,32 @@ class LocalOptimizer(FixedGroups):
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
-        plan = Plan(every, fragments, delay, mix, weighted)
-        plan.check()
-        pace = Pace.of_quorum(quorum, grace, late)
-        if min_nodes and quorum is None:
-            raise ValueError("thalweg: min_nodes goes with quorum: without one all are needed")
-        if quorum is not None and (weighted or fragments > 1):
-            raise ValueError(
-                "thalweg: quorum does not go with weighted, which needs the sum of what all "
-                "workers have counted, nor with fragments, of which nodes could wait for each "
-                "other's"
-            )
+        group = process_group or dist.group.WORLD
+        assert group is not None
+        sparse = _sparse(codec)
+        wishes = LocalWishes(
+            group,
+            JobArguments(
+                codec="fp32" if sparse else codec,
+                timeout=timeout,
+                step_timeout=step_timeout,
+                chunk_bytes=chunk_bytes,
+                local_shards=local_shards,
+                min_nodes=min_nodes,
+            ),
+            Plan(every, fragments, delay, mix, weighted),
+            outer,
+            pull=pull,
+            bucket_cap_mb=bucket_cap_mb,
+            sparse=sparse,
+            pace=Pace.of_quorum(quorum, grace, late),
+        )
+        wishes.check()
         check_masters(inner)
         super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
         self._follow()
-        group = process_group or dist.group.WORLD
-        assert group is not None
-        sparse = _sparse(codec)
-        arguments = {
-            "codec": "fp32" if sparse else codec,
-            "timeout": timeout,
-            "step_timeout": step_timeout,
-            "chunk_bytes": chunk_bytes,
-            "local_shards": local_shards,
-            "min_nodes": min_nodes,
-        }
-        session, self._exchange = begin(
-            *(inner, plan, outer, group, arguments),
-            pull=pull,
-            bucket_cap_mb=bucket_cap_mb,
-            sparse=sparse,
-            pace=pace,
-        )
+        session, self._exchange = begin(inner, wishes)
         self._session = session
         ref = weakref.ref(self)  # `inner` may outlive the optimizer
         self._hooks = [inner.register_load_state_dict_post_hook(lambda _: _follow(ref))]

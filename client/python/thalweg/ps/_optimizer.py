@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
+from thalweg._settings._arguments import JobArguments
 from thalweg._torch import _precision
-from thalweg.ps import _downward, _forwards, _joining, _scaling, _upward
-from thalweg.ps._bucket import Bucket, Parameter, cut, served
+from thalweg.ps import _downward, _forwards, _joining, _pushing, _scaling, _upward
+from thalweg.ps._bucket import Bucket, cut, served
 from thalweg.ps._clipping import Clipping
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import or_rolled_back
@@ -27,9 +25,6 @@ from thalweg.ps._step_faults import stranger_of
 from thalweg.ps._unused import Used
 from thalweg.ps._wishes import Wishes, check_bound
 
-# By parameter: a weak reference to the ServerOptimizer that was made for it last.
-_owners: Any = WeakIdKeyDictionary()
-
 
 class ServerOptimizer(Clipping):
     """An optimizer whose step is done on the shards, by one for all workers.
@@ -39,33 +34,52 @@ class ServerOptimizer(Clipping):
     pushes each gradient as soon as it is there; step() waits for the weights that result from the
     mean of all workers' gradients. Parameters without gradients stay as they are, as do buffers.
 
-    `optimizer` is "sgd", "adam", "adamw" or "lamb"; `options` are the arguments of torch's, and of
-    thalweg.optim.FusedLAMB, with their defaults. Groups, schedulers, `zero_grad` and `state_dict`
-    are those of such an optimizer, and checkpoints can be exchanged with it in both directions.
-    `pull` says in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None);
-    with "int8" and "onebit" comes what float32 weights have changed by, rounded, and the rest of it
-    in later steps. Shards keep weights in float32. `max_grad_norm`: gradients are clipped as by
-    clip_grad_norm_ over all groups, in the step; LAMB clips to 1 unless given. `loss_scaling`: a
-    GradScaler may have scaled the loss, and decides whether to step. `overlap`: step() does not
-    wait; a module's forward() waits for its own weights, and Module.state_dict() for all; call
-    wait() before anything else reads weights. `find_unused_parameters`: a parameter may get no
-    gradient in a step, and stays as it is, with its state, if it gets none on any worker; all
-    workers call step(), those without gradients too. With any of these, and with LAMB, weights come
-    when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25
-    unless given, 4 with `overlap`; with `find_unused_parameters` each travels alone, and there are
-    no snapshots. `process_group` is the default one if None. `codec` (of gradients), `timeout`,
-    `step_timeout`, `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach(). `mode` says
-    which nodes wait for each other: "sync", all in each step. "stale": a node gets the weights of
-    the moment, which lack at most `staleness` of the steps before its own; each step still has the
-    mean of all nodes, and they do equally many. "async": each node's gradient is an update by
-    itself, for which nobody waits; with `delay_aware`, the learning rate is divided by how many
-    others came in between. Call finish() at the end of these two, which take no LAMB, clipping,
-    loss scaling, overlap nor snapshots. With `snapshot_every`, aggregators that have a folder for
-    it write what they keep to it after so many steps. When one has lost its memory, step() raises
-    RolledBack on all workers: they have a snapshot's weights.
+    It is a torch optimizer: groups, schedulers, `zero_grad` and `state_dict` are those of one of
+    the kind, and checkpoints can be exchanged with it in both directions. Shards keep weights in
+    float32. With `max_grad_norm`, `loss_scaling`, `overlap` or `find_unused_parameters`, and with
+    LAMB, weights come when all gradients have been pushed.
 
-    Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
-    for options that shards do not have.
+    Of `snapshot_every` and what thalweg.ddp.attach() has, None means what the environment says.
+    What is wrong is raised on all workers.
+
+    Args:
+        params: tensors, named tensors or groups, as any torch optimizer takes them; float32,
+            float16 or bfloat16.
+        optimizer: "sgd", "adam", "adamw" or "lamb".
+        pull: in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None).
+            With "int8" and "onebit" comes what float32 weights have changed by, rounded, and the
+            rest of it in later steps.
+        max_grad_norm: gradients are clipped to this norm, more than 0, as by clip_grad_norm_ over
+            all groups, in the step. None: they are not, but LAMB clips to 1.
+        loss_scaling: a GradScaler may have scaled the loss, and decides whether to step.
+        overlap: step() does not wait. A module's forward() waits for its own weights, and
+            Module.state_dict() for all. Call wait() before anything else reads weights.
+        find_unused_parameters: a parameter may get no gradient in a step. If it gets none on any
+            worker, it stays as it is, with its state. All workers call step(), those without
+            gradients too. There are no snapshots.
+        mode: which nodes wait for each other. "sync": all in each step. "stale": a node gets the
+            weights of the moment; each step still has the mean of all nodes, and they do equally
+            many. "async": each node's gradient is an update by itself, for which nobody waits. The
+            last two take no LAMB, clipping, loss scaling, overlap, unused parameters, snapshots nor
+            `pull` of what has changed. Call finish() at their end.
+        staleness: goes with "stale", and only with it: how many of the steps before its own the
+            weights of a node lack at most, 0 to 64.
+        delay_aware: goes with "async": the learning rate is divided by how many others came in
+            between.
+        bucket_cap_mb: MiB of parameters that travel together; 25 unless given, 4 with `overlap`.
+            With `find_unused_parameters` each travels alone.
+        snapshot_every: steps. Aggregators that have a folder for it write what they keep to it
+            after so many; with 0 they do not. When one has lost its memory, step() raises
+            RolledBack on all workers: they have a snapshot's weights.
+        process_group: the workers; the default process group if None.
+        codec: of gradients: floats, int8, onebit or topk, given as to thalweg.ddp.attach().
+        timeout, step_timeout, chunk_bytes, local_shards: those of thalweg.ddp.attach().
+        options: the arguments of torch's optimizer, or of thalweg.optim.FusedLAMB, with their
+            defaults.
+
+    Raises:
+        ValueError: arguments do not fit, shards do not have an option, or workers differ.
+        ConnectionError, TimeoutError, RuntimeError: as thalweg.ddp.attach() does.
     """
 
     def __init__(
@@ -101,14 +115,14 @@ class ServerOptimizer(Clipping):
             max_grad_norm = None
         local = KINDS[optimizer].torch(params, **options)
         super().__init__(local.param_groups, local.defaults)
-        arguments = {
-            "codec": codec,
-            "timeout": timeout,
-            "step_timeout": step_timeout,
-            "chunk_bytes": chunk_bytes,
-            "local_shards": local_shards,
-            "snapshot_every": snapshot_every,
-        }
+        arguments = JobArguments(
+            codec=codec,
+            timeout=timeout,
+            step_timeout=step_timeout,
+            chunk_bytes=chunk_bytes,
+            local_shards=local_shards,
+            snapshot_every=snapshot_every,
+        )
         group = process_group or dist.group.WORLD
         assert group is not None
         self._begin(
@@ -180,9 +194,7 @@ class ServerOptimizer(Clipping):
         self._buckets = buckets
         self._accumulates = False
         self._hooks = [
-            each.tensor.register_post_accumulate_grad_hook(self._hook_of(bucket, each))
-            for bucket in buckets
-            for each in bucket.parameters
+            _pushing.watch(self, bucket, each) for bucket in buckets for each in bucket.parameters
         ]
         self._committing = Committing(self._serving, wishes.max_grad_norm)
         self._step_supports_amp_scaling = wishes.loss_scaling
@@ -259,29 +271,5 @@ class ServerOptimizer(Clipping):
         for hook in self._hooks:
             hook.remove()
         for bucket in self._buckets:
-            for each in bucket.parameters:
-                if _owners.get(each.tensor, weakref.ref(bucket))() is self:
-                    del _owners[each.tensor]
+            _pushing.disown(self, bucket.parameters)
         self._serving.close()
-
-    def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
-        ref = weakref.ref(self)  # parameters may outlive the optimizer
-        _owners[parameter.tensor] = ref
-
-        def hook(tensor: Tensor) -> None:
-            ours = ref()
-            if ours is None or ours._accumulates:
-                return
-            if _owners.get(tensor, ref)() not in (ours, None):
-                ours._serving.fail(
-                    f"{parameter.name} belongs to another ServerOptimizer, which was made later: "
-                    "call close() of the former one before"
-                )
-            if tensor.grad is not None and tensor.grad.layout != torch.strided:
-                ours._serving.fail(
-                    f"{parameter.name} got a sparse gradient, which shards do not take: make its "
-                    "module with sparse=False, or leave it to an optimizer of torch's"
-                )
-            ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
-
-        return hook

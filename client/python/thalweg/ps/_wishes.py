@@ -1,13 +1,17 @@
-"""What a script wants of an optimizer on the shards, apart from the optimizer's own settings."""
+"""What a script wants of an optimizer whose work shards do, apart from its own settings."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from thalweg._settings._arguments import JobArguments
+from thalweg.codecs import Sparse
 from thalweg.ps._downward import DIFFERENCES
 from thalweg.ps._pace import Pace
+from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import KINDS, Rule
 
 
@@ -16,7 +20,7 @@ class Wishes(NamedTuple):
 
     kind: str  # a key of KINDS
     group: dist.ProcessGroup
-    arguments: dict[str, object]  # of thalweg.ddp.attach()
+    arguments: JobArguments
     pull: str | None = None
     max_grad_norm: float | None = None
     loss_scaling: bool = False
@@ -90,6 +94,46 @@ class Wishes(NamedTuple):
             f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
             f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, find_unused_parameters "
             f"{self.finds_unused}, buckets of {self.bucket_bytes} bytes, {self.pace}"
+        )
+
+
+class LocalWishes(NamedTuple):
+    """The arguments of LocalOptimizer, which says what they mean."""
+
+    group: dist.ProcessGroup
+    arguments: JobArguments
+    plan: Plan
+    outer: Mapping[str, Any]  # what Outer.of() takes
+    pull: str | None
+    bucket_cap_mb: float
+    sparse: Sparse | None  # the codec, if it is none of the session's
+    pace: Pace
+
+    def check(self) -> None:
+        """Raises ValueError, naming what does not fit."""
+        self.plan.check()
+        if self.arguments.min_nodes and not self.pace.quorum:
+            raise ValueError("thalweg: min_nodes goes with quorum: without one all are needed")
+        if self.pace.quorum and (self.plan.weighted or self.plan.fragments > 1):
+            raise ValueError(
+                "thalweg: quorum does not go with weighted, which needs the sum of what all "
+                "workers have counted, nor with fragments, of which nodes could wait for each "
+                "other's"
+            )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """How many bytes of parameters travel together, if there are several."""
+        return int(self.bucket_cap_mb * (1 << 20))
+
+    def describe(self, inner: str, outer: Outer) -> str:
+        """Returns what all workers must wish for alike. `inner` is the class of their own
+        optimizer.
+        """
+        return (
+            f"{inner}, {self.plan}, {outer.describe()}, pull {self.pull}, bucket_cap_mb "
+            f"{self.bucket_cap_mb:g}{f', codec {self.sparse.spec()}' if self.sparse else ''}"
+            f"{f', {self.pace}' if self.pace.quorum else ''}"
         )
 
 

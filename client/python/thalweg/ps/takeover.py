@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from thalweg._settings._arguments import JobArguments
 from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
 from thalweg.ps._wishes import Wishes
@@ -31,7 +32,7 @@ def take_over(
     wishes = Wishes(
         kind,
         process_group,
-        {},
+        JobArguments(),
         pull=pull,
         loss_scaling=True,
         overlap=overlap,

@@ -1,0 +1,32 @@
+"""What rank 0, or a node's first worker, is told of an attached module."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg._attach import _left_behind, _model
+from thalweg._attach._state import State
+from thalweg._job._topology import Introduction
+
+_log = logging.getLogger("thalweg")
+
+
+def remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, rank: int) -> None:
+    """Says what was asked for and does not happen: that of a node once, the rest on rank 0."""
+    place, remarks = state._place, list[str]()
+    if place.local_rank == 0:
+        remarks += state._left_out.remarks
+    if rank == 0:
+        compresses = place.num_nodes > 1 and not state._left_out.everything
+        owner = _left_behind.Owner(state.job, me.codec, compresses)
+        remarks += _left_behind.own(_model.parameters(ddp_model), owner)
+    if me.residuals and not state.has_residual_files and rank == 0:
+        why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
+        remarks.append(
+            f"THALWEG_RESIDUALS (residuals=) has no effect: {why} nothing is held back that files "
+            "can keep"
+        )
+    for text in remarks:
+        _log.warning("job %s: %s", state.job, text)
