@@ -7,7 +7,10 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from harness import DEADLINE
+from waiting import until
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 _BYTES = 1 << 16
@@ -33,6 +36,17 @@ class BreakingProxy:
 
     def reset(self) -> None:
         self._wake.send(b"r")
+
+    def reset_until(self, is_over: Callable[[], bool]) -> None:
+        """Resets ten times a second until then; fails at the harness's deadline."""
+
+        def is_over_now() -> bool:
+            if is_over():
+                return True
+            self.reset()
+            return False
+
+        until("the end of the resets", is_over_now, DEADLINE, every=0.1)
 
     def close(self) -> None:
         self._wake.send(b"q")

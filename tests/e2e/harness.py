@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import preloaded
 from leftovers import await_clean, shared_memory
+from waiting import until
 
 from thalweg import _binaries
 from thalweg._job._addresses import free_port
@@ -77,6 +78,18 @@ class Servers:
             request.add_header("Authorization", f"Bearer {bearer}")
         with urllib.request.urlopen(request, timeout=10, context=tls) as reply:
             return str(reply.read().decode())
+
+    def rounds(self) -> int:
+        """Returns the rounds that aggregators have completed of the jobs that they have."""
+        pages = [json.loads(self.page(each, "/api/v1/jobs")) for each in self.aggregators]
+        return sum(job["rounds"] for page in pages for job in page["jobs"])
+
+    def kill_aggregator(self, number: int) -> str:
+        """Returns the address at which another one may take its place."""
+        aggregator = self.aggregators.pop(number)
+        aggregator.process.kill()
+        aggregator.process.wait()
+        return aggregator.address
 
     def stop(self) -> None:
         for server in [*self.sidecars, *self.aggregators]:
@@ -180,6 +193,7 @@ class Job:
         `afresh`, for tests of what happens at `import torch`, or a variable demands it.
         """
         port = free_port()
+        self._cluster = cluster
         self.workers = []
         for rank, sidecar in enumerate(sidecar_of):
             out, log = tmp_path / f"{name}{rank}.json", tmp_path / f"{name}{rank}.log"
@@ -217,6 +231,25 @@ class Job:
         for worker in self.wait(seconds):
             assert worker.code == 0, f"worker {worker.rank} ended with {worker.code}\n{self.output}"
         return [worker.result for worker in self.workers]
+
+    def has_ended(self) -> bool:
+        """Returns whether its first worker has."""
+        return self.workers[0].process.poll() is not None
+
+    def until(self, what: str, ask: Callable[[], Any], *, every: float = 0.005) -> None:
+        """Asks until the answer is true; fails at the deadline, and when the job ends before."""
+
+        def asked() -> Any:
+            answer = ask()
+            assert answer or not self.has_ended(), f"ended before: {what}\n{self.output}"
+            return answer
+
+        until(what, asked, DEADLINE, lambda: self.output, every=every)
+
+    def await_rounds(self, count: int) -> None:
+        """Waits until the aggregators have completed `count` more rounds."""
+        last = self._cluster.rounds() + count
+        self.until(f"{count} more rounds", lambda: self._cluster.rounds() >= last)
 
     @property
     def output(self) -> str:

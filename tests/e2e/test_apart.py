@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import select
 from pathlib import Path
 from typing import Any
 
 import history
 import numpy as np
 import pytest
+import recorded
 from apart_jobs import OPTIONS
 from breaking_proxy import proxy
 from harness import Job, Servers, metric, servers
 from history import Update, Worker
-from test_restarts import await_rounds
+from recorded import traced
 
 JOBS = Path(__file__).parent / "apart_jobs.py"
 
 
-@contextlib.contextmanager
-def traced(tmp_path: Path, shards: int):
-    """A cluster whose shards write traces."""
-    with servers(shards=0) as cluster:
-        traces = tmp_path / "traces"
-        traces.mkdir()
-        cluster.env = {"THALWEG_TRACE": str(traces)}
-        for _ in range(shards):
-            cluster.add_aggregator()
-        cluster.env = {}
-        yield cluster
-
-
-def start(
-    cluster: Servers, tmp_path: Path, name: str, world: int = 2, *, jobs: Path = JOBS, **env: str
-) -> Job:
-    """Starts a job of that file with one worker on each node, which keep records."""
-    records = tmp_path / "records"
-    records.mkdir()
-    while len(cluster.sidecars) < world:
-        cluster.add_sidecar()
-    sidecars = [each.address for each in cluster.sidecars]
-    env = {"RECORDS": str(records), "THALWEG_STEP_TIMEOUT": "60"} | env
-    return Job(name, cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=jobs)
+def start(cluster: Servers, tmp_path: Path, name: str, world: int = 2, **env: str) -> Job:
+    return recorded.start(JOBS, cluster, tmp_path, name, world, **env)
 
 
 def checked(tmp_path: Path, world: int, optimizer: str = "sgd", **how: int) -> Any:
@@ -125,10 +102,8 @@ def test_history_is_right_where_connections_break(mode, tmp_path):
         for _ in range(2):
             cluster.add_sidecar(aggregators=between.address)
         job = start(cluster, tmp_path, "in_step", STEPS="150", **mode)
-        await_rounds(cluster, job, 50)
-        while job.workers[0].process.poll() is None:
-            between.reset()
-            select.select([], [], [], 0.1)
+        job.await_rounds(50)
+        between.reset_until(job.has_ended)
         results = job.results()
         assert between.resets >= 5
     assert len({result["digest"] for result in results}) == 1
@@ -140,7 +115,7 @@ def test_killed_worker_is_named_and_what_it_has_pushed_counts_once(mode, tmp_pat
     how = {"ahead": 3} if "STALENESS" in mode else {}
     with traced(tmp_path, 1) as cluster:
         job = start(cluster, tmp_path, "on_and_on", **mode)
-        await_rounds(cluster, job, 100)
+        job.await_rounds(100)
         job.workers[1].process.kill()
         first, _ = job.wait()
         assert "rank 1 on " in first.result

@@ -6,22 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import launching
 import pytest
+from client_scripts import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
 from harness import DEADLINE, environment, servers
 
-SCRIPTS = Path(__file__).parent / "clients"
-SHORT = ["accelerated", "lightning_strategy", "lightning_training", "timm_training", "trainer"]
-LONG = ["compiled", "compiled_ddp", "compiled_inductor", "spawned"]  # compilers take a minute
 CLIENTS = [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
-# A variable must be set when torch is imported; the script then chooses others.
-VARIABLES = {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"}
-# These halve Inductor's time: no processes that load torch, no trial of the compiler's options.
-VARIABLES |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
-SECONDS = 4 * DEADLINE  # Inductor loads a core of each worker for most of a minute,
-VARIABLES["THALWEG_STEP_TIMEOUT"] = str(SECONDS)  # and not both of them for as long
 RUN = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
 
 

@@ -6,7 +6,7 @@ import json
 
 import launching
 import pytest
-from test_clients import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
+from client_scripts import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
 
 
 @pytest.mark.long

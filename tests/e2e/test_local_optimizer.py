@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
-from typing import Any
 
+import on_nodes
 import pytest
 from harness import Job, servers
-from test_restarts import await_rounds
 
 JOBS = Path(__file__).parent / "local_optimizer_jobs.py"
-
-
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str) -> list[Any]:
-    """Returns what the workers of such a job return. Without shards, sidecars host them."""
-    with servers(shards=shards) as cluster:
-        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
-        sidecars = [cluster.add_sidecar(*flags) for _ in nodes]
-        of_workers = [
-            sidecar for sidecar, count in zip(sidecars, nodes, strict=True) for _ in range(count)
-        ]
-        job = Job(
-            name,
-            cluster,
-            tmp_path,
-            sidecar_of=[sidecar.address for sidecar in of_workers],
-            env=env,
-            env_of=[{"SIDECAR_HTTP": sidecar.http} for sidecar in of_workers],
-            jobs=JOBS,
-        )
-        return job.results()
+run = functools.partial(on_nodes.run, JOBS)
 
 
 EXACT = ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
@@ -274,7 +255,7 @@ def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(env, said, 
     with servers(shards=1) as cluster:
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
         job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
-        await_rounds(cluster, job, 50)
+        job.await_rounds(50)
         job.workers[1].process.kill()
         first, _ = job.wait()
         assert "RuntimeError: thalweg: " in first.result

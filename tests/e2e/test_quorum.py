@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import select
 from pathlib import Path
 
 import history
 import pytest
-import test_apart
+import recorded
 from breaking_proxy import proxy
 from harness import Job, Servers, metric, servers
 from quorum_jobs import OUTER
-from test_apart import traced
-from test_restarts import await_rounds
+from recorded import traced
 
 JOBS = Path(__file__).parent / "quorum_jobs.py"
 
 
 def start(cluster: Servers, tmp_path: Path, name: str, world: int = 3, **env: str) -> Job:
-    return test_apart.start(cluster, tmp_path, name, world, jobs=JOBS, **env)
+    return recorded.start(JOBS, cluster, tmp_path, name, world, **env)
 
 
 def checked(tmp_path: Path, world: int = 3) -> dict[history.Key, list[history.Update]]:
@@ -85,10 +83,8 @@ def test_history_is_right_where_connections_break(tmp_path):
         for _ in range(3):
             cluster.add_sidecar(aggregators=between.address)
         job = start(cluster, tmp_path, "at_will", EXCHANGES="100")
-        await_rounds(cluster, job, 20)
-        while job.workers[0].process.poll() is None:
-            between.reset()
-            select.select([], [], [], 0.1)
+        job.await_rounds(20)
+        between.reset_until(job.has_ended)
         results = job.results()
         assert between.resets >= 3
     assert len({result["digest"] for result in results}) == 1

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import select
 import time
 from pathlib import Path
 
@@ -13,23 +11,22 @@ import pytest
 import reconnecting_jobs
 from breaking_proxy import proxy
 from harness import DEADLINE, Job, metric, servers
+from waiting import until
 
 JOBS = Path(reconnecting_jobs.__file__)
 
 
-def await_rounds(cluster, job, count):
+def goes_on(cluster, job, count):
     """Waits for `count` more rounds of the aggregator; returns False if the job ends before."""
-
-    def done():
-        jobs = json.loads(cluster.page(cluster.aggregators[0], "/api/v1/jobs"))["jobs"]
-        return sum(each["rounds"] for each in jobs)
-
-    last = done() + count
-    while done() < last:
-        if job.workers[0].process.poll() is not None:
-            return False
-        select.select([], [], [], 0.002)
-    return True
+    last = cluster.rounds() + count
+    until(
+        f"{count} more rounds, or the end",
+        lambda: cluster.rounds() >= last or job.has_ended(),
+        DEADLINE,
+        lambda: job.output,
+        every=0.002,
+    )
+    return not job.has_ended()
 
 
 def train(cluster, tmp_path, codec, steps, aggregator):
@@ -61,7 +58,7 @@ def test_resets_during_training_change_no_bit(codec, resets, steps, tmp_path):
         with proxy(direct) as between:
             began = time.monotonic()
             job = train(cluster, tmp_path / "proxy", codec, steps, between.address)
-            while between.resets < resets and await_rounds(cluster, job, rng.randint(1, 30)):
+            while between.resets < resets and goes_on(cluster, job, rng.randint(1, 30)):
                 between.reset()
             results = job.results(patience)
             disturbed = time.monotonic() - began

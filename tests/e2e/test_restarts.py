@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import select
 import time
 from pathlib import Path
 
@@ -17,31 +16,15 @@ KILLS = 4
 ROUNDS = 50  # between kills
 
 
-def rounds(cluster):
-    """The rounds that the aggregators have completed since they were started."""
-    pages = [json.loads(cluster.page(each, "/api/v1/jobs")) for each in cluster.aggregators]
-    return sum(job["rounds"] for page in pages for job in page["jobs"])
-
-
-def await_rounds(cluster, job, count):
-    """Waits until the aggregators have completed `count` more rounds."""
-    last = rounds(cluster) + count
-    while rounds(cluster) < last:
-        assert job.workers[0].process.poll() is None, job.output
-        select.select([], [], [], 0.005)
-
-
 def await_resumption(aggregator, job):
-    while metric(aggregator, "thalweg_shard_resumed_jobs_total") == 0:
-        assert job.workers[0].process.poll() is None, job.output
-        select.select([], [], [], 0.005)
+    name = "thalweg_shard_resumed_jobs_total"
+    job.until("the job at the new aggregator", lambda: metric(aggregator, name) > 0)
 
 
-def kill(cluster, number):
-    aggregator = cluster.aggregators.pop(number)
-    aggregator.process.kill()
-    aggregator.process.wait()
-    return aggregator.address
+def returns(cluster):
+    """How often each node has gone on at a shard that was restarted."""
+    name = "thalweg_sidecar_shard_returns_total"
+    return [metric(sidecar, name) for sidecar in cluster.sidecars]
 
 
 def train(cluster, folder, codec, steps=None, env=None):
@@ -59,25 +42,26 @@ def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
     pauses = []
     with servers(shards=2) as cluster:
         job = train(cluster, tmp_path / "restarted", codec)
-        for _ in range(KILLS):
-            await_rounds(cluster, job, ROUNDS)
+        for kill in range(1, KILLS + 1):
+            job.await_rounds(ROUNDS)
             began = time.monotonic()
-            cluster.add_aggregator(listen=kill(cluster, 0))  # the next kill is of the other one
+            address = cluster.kill_aggregator(0)  # the next kill is of the other one
+            cluster.add_aggregator(listen=address)
             await_resumption(cluster.aggregators[-1], job)
-            await_rounds(cluster, job, 1)
+            job.await_rounds(1)
             pauses.append(time.monotonic() - began)
+            # That round may be one of the other aggregator's.
+            job.until("the return", lambda: min(returns(cluster)) == kill)  # noqa: B023
         (tmp_path / "restarted" / "over").touch()
         results = job.results(DEADLINE)
-        returns = [
-            metric(sidecar, "thalweg_sidecar_shard_returns_total") for sidecar in cluster.sidecars
-        ]
+        returned = returns(cluster)
         lost = sum(
             metric(aggregator, "thalweg_shard_lost_residuals_total")
             for aggregator in cluster.aggregators
         )
         expected = train(cluster, tmp_path / "undisturbed", codec, results[0][0]).results()
     print(f"{codec}: from the kill to the first round after it: {max(pauses):.2f} s at most")
-    assert returns == [KILLS, KILLS]
+    assert returned == [KILLS, KILLS]
     assert results[0] == results[1]
     assert (lost > 0) == (codec == "onebit")  # only shards with residuals lose something
     if codec != "onebit":
@@ -98,11 +82,11 @@ def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path
             env = {"CODEC": "fp16"}
             job = Job("fashion", cluster, folder, sidecar_of=sidecar_of, env=env, jobs=JOBS)
             for _ in range(kills):
-                await_rounds(cluster, job, ROUNDS)
+                job.await_rounds(ROUNDS)
                 began = time.monotonic()
-                cluster.add_aggregator(listen=kill(cluster, 0))
+                cluster.add_aggregator(listen=cluster.kill_aggregator(0))
                 await_resumption(cluster.aggregators[-1], job)
-                await_rounds(cluster, job, 1)
+                job.await_rounds(1)
                 pauses.append(time.monotonic() - began)
             assert all(worker.code == 0 for worker in job.wait(patience)), job.output
             history = json.loads(job.workers[0].out.read_text())
@@ -115,8 +99,8 @@ def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path
 def test_aggregator_that_does_not_come_back_is_named(tmp_path):
     with servers(shards=2) as cluster:
         job = train(cluster, tmp_path / "job", "fp32", env={"THALWEG_RECONNECT": "1"})
-        await_rounds(cluster, job, ROUNDS)
-        address = kill(cluster, 1)
+        job.await_rounds(ROUNDS)
+        address = cluster.kill_aggregator(1)
         for worker in job.wait():
             assert worker.code != 0
         reason = rf"lost the connection to aggregator shard 1 at {address}: .*within 1 s"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from harness import Job, metric, servers
 from playwright.sync_api import expect
-from test_restarts import await_rounds
-from test_server_optimizer import JOBS
 from watched import api, browser
+
+JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 
 
 def test_page_and_api_show_the_time_of_updates_and_the_memory_of_weights(tmp_path):
     with servers(shards=1) as cluster, browser() as view:
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
         job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
-        await_rounds(cluster, job, 50)
+        job.await_rounds(50)
         (aggregator,) = cluster.aggregators
         view.page.goto(f"http://{aggregator.http}/")
         card = view.page.get_by_role("article")

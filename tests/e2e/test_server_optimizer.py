@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import on_nodes
 import pytest
-from harness import DEADLINE, Job, metric, servers
+from harness import Job, metric, servers
 
 JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
+run = functools.partial(on_nodes.run, JOBS)
 
 # Each entry lists how many workers the nodes have, and how many aggregators there are; where there
 # are none, the sidecars host shards.
 PLACES = [((1,), 0), ((2,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 1), 2), ((1, 2), 3)]
-
-
-def run(
-    name: str,
-    tmp_path: Path,
-    nodes: tuple[int, ...],
-    shards: int,
-    *,
-    seconds: float = DEADLINE,
-    **env: str,
-) -> list[Any]:
-    """Returns what the workers of such a job return, within so many seconds."""
-    with servers(shards=shards) as cluster:
-        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
-        for _ in nodes:
-            cluster.add_sidecar(*flags)
-        sockets = [str(cluster.folder / f"s{node}.sock") for node in range(len(nodes))]
-        sidecar_of = [sockets[node] for node, count in enumerate(nodes) for _ in range(count)]
-        job = Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS)
-        return job.results(seconds)
 
 
 def assert_same_bits(results: list[dict[str, Any]]) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
+import on_nodes
 import pytest
 from server_optimizer_every_way import WAYS
-from test_server_optimizer import run
+
+run = functools.partial(on_nodes.run, Path(__file__).parent / "server_optimizer_jobs.py")
 
 # How many workers the nodes have, and how many aggregators there are; 0: the sidecars host shards.
 PLACES = [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import select
+from pathlib import Path
 
+import on_nodes
 import pytest
 from breaking_proxy import proxy
 from harness import Job, servers
-from test_restarts import await_rounds, kill
-from test_server_optimizer import JOBS, run
+
+JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
+run = functools.partial(on_nodes.run, JOBS)
 
 BROKEN = {
     "backward_after_zero_grad": "1.2 got another gradient before step()",
@@ -76,8 +79,8 @@ def test_restarted_shard_has_lost_its_weights_and_says_so_to_all(clip, tmp_path)
     with servers(shards=2) as cluster:
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
         job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=clip, jobs=JOBS)
-        await_rounds(cluster, job, 50)
-        cluster.add_aggregator(listen=kill(cluster, 1))
+        job.await_rounds(50)
+        cluster.add_aggregator(listen=cluster.kill_aggregator(1))
         for result in job.results():
             assert "RuntimeError: thalweg: " in result
             assert "was restarted and has lost the weights that it kept; to go back to" in result
@@ -87,7 +90,7 @@ def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(tmp_path):
     with servers(shards=1) as cluster:
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
         job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
-        await_rounds(cluster, job, 50)
+        job.await_rounds(50)
         job.workers[1].process.kill()
         first, _ = job.wait()
         assert "RuntimeError: thalweg: " in first.result
@@ -121,10 +124,8 @@ def test_connections_that_break_are_pauses_and_change_no_bit(clip, tmp_path):
     with servers(shards=1) as cluster, proxy(cluster.aggregators[0].address) as between:
         sidecars = [cluster.add_sidecar(aggregators=between.address).address for _ in range(2)]
         job = Job("trained", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
-        await_rounds(cluster, job, 50)
-        while job.workers[0].process.poll() is None:
-            between.reset()
-            select.select([], [], [], 0.1)
+        job.await_rounds(50)
+        between.reset_until(job.has_ended)
         results = job.results()
         assert between.resets >= 10
     assert len({result["servers"] for result in results}) == 1

@@ -8,7 +8,7 @@ import sys
 
 import launching
 import pytest
-from test_clients import SCRIPTS
+from client_scripts import SCRIPTS
 
 # A task that is killed fails srun's step, and srun then ends the others: --kill-on-bad-exit.
 KILLED = -signal.SIGKILL

@@ -14,22 +14,15 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 
-# Every attempt has a store of its own. Torch shares one otherwise, in which Gloo finds addresses of
-# the attempt before: without Thalweg as well, restarted jobs then fail or hang.
 RESTARTING = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-id", "restarted"]
 RESTARTING += ["--rdzv-endpoint", f"node0:{torchrun.PORT}"]
-OWN_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 AMP_PAGE = Path(__file__).parents[2] / "docs" / "amp.md"
 
 
-def outputs_of(ended):
-    return "\n".join(host["output"] for host in ended["hosts"])
-
-
 def assert_exact(ended):
     """Fails unless all hosts have trained to the weights that arithmetic gives, and are gone."""
-    hosts, outputs = len(ended["hosts"]), outputs_of(ended)
+    hosts, outputs = len(ended["hosts"]), torchrun.outputs_of(ended)
     assert [host["code"] for host in ended["hosts"]] == [0] * hosts, torchrun.ending(ended)
     told = [json.loads(line) for line in re.findall(r"\{.*\}", outputs)]
     assert sorted(t["rank"] for t in told) == list(range(hosts))
@@ -43,9 +36,9 @@ def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_pat
     ended = torchrun.run(tmp_path, {"AIAK_HIERARCHICAL_ALLREDUCE": "1"}, contained=True)
     assert_exact(ended)
     # The training went through Thalweg, with a shard in each sidecar.
-    assert "3 shards, 3 of them in sidecars" in outputs_of(ended)
+    assert "3 shards, 3 of them in sidecars" in torchrun.outputs_of(ended)
     # No host's end took away a shard that others still needed.
-    assert "[error]" not in outputs_of(ended)
+    assert "[error]" not in torchrun.outputs_of(ended)
 
 
 def test_one_line_of_a_script_is_enough_for_the_back_end_on_three_hosts(tmp_path):
@@ -64,7 +57,7 @@ def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path
     script.write_text(text, "utf-8")
     env = dict(variable.split("=") for variable in variables.split())
     ended = torchrun.run(tmp_path, env, script=script)
-    outputs = outputs_of(ended)
+    outputs = torchrun.outputs_of(ended)
     assert [host["code"] for host in ended["hosts"]] == [0] * 3, torchrun.ending(ended)
     losses = [float(x) for x in re.findall(r"^step \d+: loss (\S+)$", outputs, re.M)]
     assert len(losses) == 4
@@ -75,10 +68,12 @@ def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path
 
 def test_job_that_torchrun_restarts_trains_exactly_with_new_shards(tmp_path):
     script = Path(__file__).with_name("restarted_training.py")
-    env = {"THALWEG_ENABLE": "1"} | OWN_STORES
+    env = {"THALWEG_ENABLE": "1"} | torchrun.OWN_STORES
     ended = torchrun.run(tmp_path, env, hosts=2, script=script, options=RESTARTING)
     assert_exact(ended)
-    attached = re.findall(r"is attached as (job-\w+) .* 2 of them in sidecars", outputs_of(ended))
+    attached = re.findall(
+        r"is attached as (job-\w+) .* 2 of them in sidecars", torchrun.outputs_of(ended)
+    )
     assert len(attached) == len(set(attached)) == 2  # once in each attempt
 
 
@@ -86,7 +81,7 @@ def test_loopback_address_of_one_host_gives_way_to_its_route_to_the_others(tmp_p
     env_of = [{}, {"THALWEG_INTERFACE": "lo"}]
     ended = torchrun.run(tmp_path, {"THALWEG_ENABLE": "1"}, hosts=2, env_of=env_of)
     assert_exact(ended)
-    assert "2 shards, 2 of them in sidecars" in outputs_of(ended)
+    assert "2 shards, 2 of them in sidecars" in torchrun.outputs_of(ended)
 
 
 def test_hosts_without_shards_are_refused_by_name_on_all_workers(tmp_path):

@@ -7,7 +7,6 @@ import re
 import killed_training
 import pytest
 import torchrun
-from test_torchrun import OWN_STORES, outputs_of
 
 pytestmark = [
     pytest.mark.alone,
@@ -41,7 +40,7 @@ def lost_in(lines):
 def test_killed_job_ends_each_time_and_loses_no_more_than_the_steps_since_its_checkpoint(
     kills, every, tmp_path
 ):
-    env = {"THALWEG_ENABLE": "1", "KILLS": str(kills), "EVERY": str(every)} | OWN_STORES
+    env = {"THALWEG_ENABLE": "1", "KILLS": str(kills), "EVERY": str(every)} | torchrun.OWN_STORES
     ended = torchrun.run(
         tmp_path,
         env,
@@ -51,7 +50,7 @@ def test_killed_job_ends_each_time_and_loses_no_more_than_the_steps_since_its_ch
         seconds=SECONDS * (kills + 1),
     )
     assert [host["code"] for host in ended["hosts"]] == [0, 0], torchrun.ending(ended)
-    output = outputs_of(ended)
+    output = torchrun.outputs_of(ended)
     lines = [json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", output, re.MULTILINE)]
     lost = lost_in(lines)
     print(f"{kills} kills cost {lost} steps")

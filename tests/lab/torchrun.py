@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import tempfile
@@ -19,10 +18,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+
+from waiting import settled
+
 from thalweg_bench.lab import INTERFACE, Lab
 
 PORT = 29400
 STATIC = ["--master-addr", "node0", "--master-port", str(PORT)]
+# With it every attempt has a store of its own. Torch shares one otherwise, in which Gloo finds
+# addresses of the attempt before: without Thalweg as well, restarted jobs then fail or hang.
+OWN_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _SCRIPT = Path(__file__).with_name("exact_training.py")
 _LEAVING_SECONDS = 15
 _LINES = 15  # of a host, in a test's message
@@ -57,6 +63,11 @@ def run(
     assert result.returncode == 0, result.stderr
     ended: dict[str, Any] = json.loads(out.read_text())
     return ended
+
+
+def outputs_of(ended: dict[str, Any]) -> str:
+    """Returns what all hosts of run()'s result have said."""
+    return "\n".join(host["output"] for host in ended["hosts"])
 
 
 def ending(ended: dict[str, Any]) -> str:
@@ -98,14 +109,13 @@ def drop(lab: Lab, name: str, port: int) -> None:
 
 def left_behind(lab: Lab, folder: str, shm: set[str]) -> list[str]:
     """Returns processes, files and shared memory that are still there when time is over."""
-    deadline = time.monotonic() + _LEAVING_SECONDS
-    while True:
+
+    def look() -> list[str]:
         left = [program for name in lab.names for program in processes(lab, name)]
         left += [path.name for path in Path(folder).glob("thalweg*")]
-        left += sorted(shared_memory() - shm)
-        if not left or time.monotonic() > deadline:
-            return left
-        select.select([], [], [], 0.05)
+        return left + sorted(shared_memory() - shm)
+
+    return settled(look, lambda left: not left, _LEAVING_SECONDS, every=0.05)
 
 
 def processes(lab: Lab, name: str) -> list[str]:
