@@ -25,6 +25,7 @@ from typing import Any
 from diary import Diary, Living
 from elastic_nodes import Node
 from network import Network
+from waiting import pass_time, until
 
 from thalweg_bench import torch_import
 from thalweg_bench.lab import Lab, parse_rate
@@ -70,7 +71,9 @@ class Chaos:
         self.began = self.disturbed = self.ended = 0.0
 
     def run(self, seed: int, calm: float, seconds: float, gap: float) -> None:
-        """Disturbs for so long, with each kind of fault once at least. Raises TimeoutError."""
+        """Disturbs for so long, with each kind of fault once at least. Raises AssertionError
+        when nodes do not come back.
+        """
         self._await("all nodes", lambda: self._diary.train_together(len(self._nodes)))
         self.began = time.monotonic()
         self._train(calm)
@@ -127,24 +130,24 @@ class Chaos:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._look()
+            pass_time(_POLL)
 
     def _await(self, what: str, happens: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + GIVE_UP
-        while not happens():
+        def has_happened() -> bool:
             self._look()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not train within {GIVE_UP:g} s")
+            return happens()
+
+        until(f"a training of {what}", has_happened, GIVE_UP, every=_POLL)
 
     def _look(self) -> None:
         for node in self._nodes:
             node.look()
         self.living.note([node.is_living for node in self._nodes], time.monotonic())
         self._diary.read()
-        time.sleep(_POLL)
 
-    def finish(self, until: Path) -> dict[str, Any]:
+    def finish(self, over: Path) -> dict[str, Any]:
         """Ends the training, and returns what it has come to."""
-        until.touch()
+        over.touch()
         not_well = [node.host for node in self._nodes if not node.wait(GIVE_UP)]
         self._diary.read()
         calm = self._diary.rate(self.began, self.disturbed)
@@ -182,7 +185,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if result["nodes that differ"] or result["nodes that have not ended well"]:
                 raise RuntimeError(json.dumps(result))
             return result
-        except (TimeoutError, RuntimeError):
+        except (AssertionError, RuntimeError):
             for node in nodes:
                 print(f"--- {node.host}\n{node.output()}", file=sys.stderr)
             raise

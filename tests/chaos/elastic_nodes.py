@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 
 import elastic_worker
+from waiting import settled
 
 from thalweg import _binaries
 from thalweg._job._processes import die_with_parent
@@ -93,14 +93,13 @@ class Node:
 
     def wait(self, seconds: float) -> bool:
         """Waits for the worker's end; returns whether it has ended well."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(self._worker, os.WNOHANG)
-            if pid:
-                self._worker = 0
-                return status == 0
-            time.sleep(0.05)
-        return False
+        pid, status = settled(
+            lambda: os.waitpid(self._worker, os.WNOHANG), lambda found: found[0] > 0, seconds
+        )
+        if not pid:
+            return False
+        self._worker = 0
+        return status == 0
 
     def output(self) -> str:
         return (self._folder / f"{self.host}.txt").read_text(encoding="utf-8", errors="replace")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import socket
 import struct
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import Fleet
+from waiting import pass_time
 
 THREADS, MEMORY_MB = 4, 48  # that a process may have more than others of its kind had
 _QUIET = 2.0  # seconds without a change
@@ -129,4 +129,4 @@ class Ledger:
             since = since if counts == before else now
             if now - since > _QUIET or now - begin > _RETURN:
                 return held
-            signal.sigtimedwait([], 0.1)
+            pass_time(0.1)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
-import time
 from pathlib import Path
+from typing import Any
+
+from waiting import until
 
 
-def await_clean(folder: Path, shm: set[str], seconds: float = 20) -> None:
+def await_clean(folder: Path, shm: set[str]) -> None:
     """Fails unless soon no program mentions `folder`, it is empty and /dev/shm is as before."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = {
-            "processes": processes_below(folder),
-            "files": [str(path) for path in folder.iterdir()],
-            "shared memory": sorted(shared_memory() - shm),
-        }
-        if not any(left.values()):
-            return
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        select.select([], [], [], 0.05)
+    left: dict[str, Any] = {}
+
+    def is_clean() -> bool:
+        left["processes"] = processes_below(folder)
+        left["files"] = [str(path) for path in folder.iterdir()]
+        left["shared memory"] = sorted(shared_memory() - shm)
+        return not any(left.values())
+
+    until("nothing is left behind", is_clean, 20, lambda: str(left), every=0.05)
 
 
 def shared_memory() -> set[str]:

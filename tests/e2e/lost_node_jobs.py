@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from waiting import settled
 
 import thalweg.ddp
 
@@ -37,10 +38,7 @@ def draw(random: torch.Generator) -> torch.Tensor:
 
 def await_names(state: thalweg.ddp.State) -> list[str]:
     """Returns the lost nodes, which shards name in their answers to heartbeats."""
-    deadline = time.monotonic() + NAMED_WITHIN
-    while not (names := state.lost_nodes()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return names
+    return settled(state.lost_nodes, bool, NAMED_WITHIN, every=0.01)
 
 
 def train() -> dict[str, object]:

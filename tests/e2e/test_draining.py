@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 
 import pytest
+from waiting import settled
 from watched import api, watched_job
 
 from thalweg import _binaries
@@ -28,10 +28,9 @@ def test_shard_that_drains_is_alive_but_not_ready_and_ends_with_its_job(tmp_path
         shard = watched.cluster.aggregators[0]
         assert answer(watched.http, "/readyz") == (200, "ready\n")
         shard.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while answer(watched.http, "/readyz")[0] == 200 and time.monotonic() < deadline:
-            pass
-        status, text = answer(watched.http, "/readyz")
+        status, text = settled(
+            lambda: answer(watched.http, "/readyz"), lambda got: got[0] != 200, 20, every=0.05
+        )
         assert status == 503
         assert "takes no new jobs" in text
         assert answer(watched.http, "/healthz")[0] == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import elastic_local_jobs
 import pytest
 import torch
 from harness import DEADLINE, Servers, environment, fork, servers
+from waiting import until
 
 from thalweg._job._addresses import free_port
 
@@ -71,22 +71,25 @@ class Nodes:
         lines = self.log(node).read_text(encoding="utf-8").split("\n")[:-1]
         return [entry for entry in map(json.loads, lines) if key in entry]
 
-    def await_that(self, happens: Callable[[], bool], seconds: float = DEADLINE) -> None:
-        deadline = time.monotonic() + seconds
-        while not happens():
-            assert time.monotonic() < deadline, self.output
-            select.select([], [], [], 0.02)
+    def until(self, what: str, happens: Callable[[], bool]) -> None:
+        until(what, happens, DEADLINE, lambda: self.output, every=0.02)
 
     def await_commits(self, node: int, more: int) -> None:
         """Waits until a node has committed some more steps."""
         last = len(self.entries(node, "digest")) + more
-        self.await_that(lambda: len(self.entries(node, "digest")) >= last)
+        self.until(
+            f"{more} more commits of node {node}",
+            lambda: len(self.entries(node, "digest")) >= last,
+        )
 
     def await_membership(self, nodes: list[int]) -> float:
         """Waits until these nodes train together, and have committed some steps; returns when the
         first one was.
         """
-        self.await_that(lambda: all(self.members(node) == nodes for node in nodes))
+        self.until(
+            f"a training of nodes {nodes}",
+            lambda: all(self.members(node) == nodes for node in nodes),
+        )
         self.await_commits(nodes[0], 1)
         first = time.monotonic()
         self.await_commits(nodes[0], 4)
@@ -235,7 +238,7 @@ def test_node_that_dies_while_a_membership_begins_is_not_waited_for(where, tmp_p
         nodes.kill(1)
         nodes.await_membership([0, 2])
         nodes.start(1, DIES_WHEN_IT=where)
-        nodes.await_that(lambda: nodes.processes[1].poll() == 9)
+        nodes.until("the end of node 1", lambda: nodes.processes[1].poll() == 9)
         nodes.await_membership([0, 2])
         nodes.kill(1)
         nodes.start(1)

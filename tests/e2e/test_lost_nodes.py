@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import select
 from pathlib import Path
 
 import lost_node_jobs
@@ -21,9 +20,8 @@ def begin(cluster, tmp_path, nodes_left, env=None):
     sidecars = [cluster.add_sidecar().address for _ in range(NODES)]
     variables = {"NODES_LEFT": str(nodes_left), "THALWEG_LOSS_GRACE": "1", **(env or {})}
     job = Job("train", cluster, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
-    while metric(cluster.sidecars[0], "thalweg_sidecar_buckets_total") < STEPS_BEFORE:
-        assert job.workers[0].process.poll() is None, job.output
-        select.select([], [], [], 0.005)
+    name = "thalweg_sidecar_buckets_total"
+    job.until("some steps", lambda: metric(cluster.sidecars[0], name) >= STEPS_BEFORE)
     return job
 
 

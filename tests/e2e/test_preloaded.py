@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import subprocess
 import sys
-import time
 
 import preloaded
 import pytest
-from harness import DEADLINE, TIMEOUT, Job, servers
+from harness import TIMEOUT, Job, servers
 from leftovers import await_clean, processes_below, shared_memory
 
 SCRIPT = """\
@@ -40,7 +38,7 @@ if name == "error":
     raise ValueError("of the script")
 if name == "stays":
     while True:
-        threading.Event().wait(1000)
+        signal.pause()
 """
 
 
@@ -92,10 +90,8 @@ def test_process_is_found_by_its_folder_and_can_be_killed(script):
     with servers() as nothing:
         shm = shared_memory()
         job = Job("stays", nothing, script.parent, sidecar_of=[""], jobs=script)
-        process, deadline = job.workers[0].process, time.monotonic() + DEADLINE
-        while process.pid not in processes_below(nothing.folder):
-            assert time.monotonic() < deadline, job.output
-            select.select([], [], [], 0.05)
+        process = job.workers[0].process
+        job.until("its process", lambda: process.pid in processes_below(nothing.folder))
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0)

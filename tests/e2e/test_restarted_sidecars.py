@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import time
 import urllib.error
@@ -32,27 +31,26 @@ def kill(server):
 
 def await_buckets(server, job, count):
     """Waits until a sidecar has completed `count` more rounds of buckets."""
-    last = metric(server, "thalweg_sidecar_buckets_total") + count
-    while metric(server, "thalweg_sidecar_buckets_total") < last:
-        assert job.workers[0].process.poll() is None, job.output
-        select.select([], [], [], 0.005)
+    name = "thalweg_sidecar_buckets_total"
+    last = metric(server, name) + count
+    job.until(f"{count} more rounds of buckets", lambda: metric(server, name) >= last)
 
 
 def await_return(server, job):
     """Waits until the sidecar's new process has taken up the job."""
-    while True:
-        assert job.workers[0].process.poll() is None, job.output
+
+    def is_back():
         try:
-            if metric(server, "thalweg_sidecar_taken_up_jobs_total") > 0:
-                return
+            return metric(server, "thalweg_sidecar_taken_up_jobs_total") > 0
         except (urllib.error.URLError, ConnectionError, AssertionError):
-            pass  # it is not there yet, or has no page yet
-        select.select([], [], [], 0.005)
+            return False  # it is not there yet, or has no page yet
+
+    job.until("the sidecar's return", is_back)
 
 
-def add_sidecars(cluster, way, nodes, *flags, env=None):
+def add_sidecars(cluster, way, nodes, *flags):
     listen = () if way == BY_AGGREGATORS else ("--shard-listen", "127.0.0.1:0")
-    return [cluster.add_sidecar(*flags, *listen, env=env) for _ in range(nodes)]
+    return [cluster.add_sidecar(*flags, *listen) for _ in range(nodes)]
 
 
 def train(cluster, folder, sidecars, codec, *, local=1, steps=None, env=None):

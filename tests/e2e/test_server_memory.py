@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import select
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from averaging import Averaging
 from harness import servers
 from shard_nodes import offers, session
+from waiting import settled
 
 from thalweg import _C
 
@@ -73,10 +72,9 @@ def test_memory_of_jobs_that_have_ended_is_returned():
         at_rest = max(private_bytes(program.process.pid) for program in programs)
         for job in range(JOBS):
             run_job(f"job{job}", [program.address for program in programs])
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            left = [private_bytes(program.process.pid) - at_rest for program in programs]
-            if max(left) < of_a_job or time.monotonic() > deadline:
-                break
-            select.select([], [], [], 0.1)
+        left = settled(
+            lambda: [private_bytes(program.process.pid) - at_rest for program in programs],
+            lambda left: max(left) < of_a_job,
+            PATIENCE,
+        )
     assert max(left) < of_a_job, left

@@ -7,7 +7,7 @@ import os
 import random
 import re
 import secrets
-import select
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,14 +39,12 @@ class Cluster:
         tried, rolled_back = map(int, self.progress.read_text(encoding="ascii").split())
         return tried, rolled_back
 
-    def await_until(self, holds) -> None:
-        while not holds():
-            assert self.job.workers[0].process.poll() is None, self.job.output
-            select.select([], [], [], 0.001)
+    def until(self, what: str, holds: Callable[[], bool]) -> None:
+        self.job.until(what, holds, every=0.001)
 
     def await_steps(self, more: int) -> None:
         last = self.told()[0] + more
-        self.await_until(lambda: self.told()[0] >= last)
+        self.until(f"{more} more steps", lambda: self.told()[0] >= last)
 
     def is_writing(self, number: int) -> bool:
         return any(self.folders[number].glob("*/*.unfinished"))
@@ -93,15 +91,15 @@ def lose_at_random(tmp_path: Path, kills: int, **env: str) -> None:
     steps = str(120 * kills)
     with servers() as running:
         cluster = Cluster(running, tmp_path, STEPS=steps, **env)
-        cluster.await_until(lambda: all(cluster.files(number) for number in (0, 1)))
+        cluster.until("snapshots", lambda: all(cluster.files(number) for number in (0, 1)))
         for kill in range(1, kills + 1):
             cluster.await_steps(chance.randrange(3 * EVERY))
             victims = chance.choice([(0,), (1,), (0, 1)])
             if chance.random() < 0.5:
-                cluster.await_until(lambda: cluster.is_writing(victims[0]))  # noqa: B023
+                cluster.until("another snapshot", lambda: cluster.is_writing(victims[0]))  # noqa: B023
             cluster.kill(*victims)
             cluster.restart()
-            cluster.await_until(lambda: cluster.told()[1] == kill)  # noqa: B023
+            cluster.until("the way back", lambda: cluster.told()[1] == kill)  # noqa: B023
         assert_exact(cluster.job.results(PATIENCE), kills)
 
 
@@ -119,7 +117,7 @@ def test_fifty_random_kills_never_leave_a_torn_state(tmp_path):
 def test_damaged_snapshot_is_named_and_the_one_before_it_is_used(tmp_path, capfd):
     with servers() as running:
         cluster = Cluster(running, tmp_path, STEPS="200")
-        cluster.await_until(lambda: all(len(cluster.files(number)) >= 2 for number in (0, 1)))
+        cluster.until("two snapshots", lambda: all(len(cluster.files(n)) >= 2 for n in (0, 1)))
         cluster.kill(0, 1)
         common = sorted(
             {path.name for path in cluster.files(0)} & {path.name for path in cluster.files(1)},
@@ -140,7 +138,7 @@ def test_full_disk_fails_the_snapshot_and_not_the_job(tmp_path):
     with servers() as running:
         steps = 300
         cluster = Cluster(running, tmp_path, STEPS=str(steps))
-        cluster.await_until(lambda: bool(cluster.files(1)))
+        cluster.until("a snapshot", lambda: bool(cluster.files(1)))
         first = cluster.files(1)[0]
         for step in range(EVERY, steps, EVERY):
             with contextlib.suppress(FileExistsError):  # it is being written
@@ -189,7 +187,9 @@ def lost_training(tmp_path: Path, shards: int, **env: str) -> Cluster:
     tmp_path.mkdir()
     with servers() as running:
         cluster = Cluster(running, tmp_path, "trained_on_and_on", shards, **env)
-        cluster.await_until(lambda: all(len(cluster.files(n)) >= 2 for n in range(shards)))
+        cluster.until(
+            "two snapshots", lambda: all(len(cluster.files(n)) >= 2 for n in range(shards))
+        )
         for worker in cluster.job.workers:
             worker.process.kill()
         cluster.job.wait()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import secrets
-import select
-import time
 
 import pytest
 import torch
 from harness import TIMEOUT, servers
 from shard_nodes import ELEMENTS, JOB, offers, session, train
+from waiting import until
 
 NODES = 2
 STRANGERS_PATIENCE = 4.0  # his deadline; the job must be done before
@@ -29,16 +28,13 @@ def intrude(sidecar, node, shards, secret):
     return None
 
 
-def await_jobs(cluster, count):
-    """Returns when the aggregator has this number of jobs."""
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        jobs = json.loads(cluster.page(cluster.aggregators[0], "/api/v1/jobs"))["jobs"]
-        if len(jobs) >= count:
-            assert {job["name"] for job in jobs} == {JOB}
-            return
-        assert time.monotonic() < deadline, jobs
-        select.select([], [], [], 0.02)
+def await_job(cluster):
+    """Returns when the aggregator has this job, and no other."""
+    page = "/api/v1/jobs"
+    jobs = until(
+        "a job", lambda: json.loads(cluster.page(cluster.aggregators[0], page))["jobs"], TIMEOUT
+    )
+    assert [job["name"] for job in jobs] == [JOB]
 
 
 @pytest.mark.parametrize("has_secret", [True, False], ids=["wrong secret", "no secret"])
@@ -53,7 +49,7 @@ def test_stranger_who_comes_first_neither_enters_nor_fails_nor_delays_a_job(has_
         with offers(nodes, secret) as hosted:
             refused = intrude(theirs[0], 0, [hosted[1]], other)
             waiting = pool.submit(intrude, theirs[1], 0, [extra], other)
-            await_jobs(cluster, 1)
+            await_job(cluster)
             shards, hosts = [*hosted, extra], [0, 1, -1]
             trained = [
                 pool.submit(train, path, node, shards, hosts, secret)

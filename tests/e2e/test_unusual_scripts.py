@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness import DEADLINE, Job, environment, servers
+from waiting import until
 
 JOBS = Path(__file__).parent / "unusual_jobs.py"
 FP32 = {"THALWEG_CODEC": "fp32"}  # alone it activates
@@ -117,10 +116,7 @@ def test_server_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tm
 
 
 def await_files(*paths: Path) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline, paths
-        select.select([], [], [], 0.05)
+    until(f"{paths}", lambda: all(path.exists() for path in paths), DEADLINE, every=0.05)
     for path in paths:
         path.unlink()
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any
 import bystander
 from harness import Servers, environment, metric, servers
 from stranger import Stranger
+from waiting import settled
 
 from thalweg import _binaries
 from thalweg._job._processes import Server
@@ -74,26 +73,27 @@ class Scene:
 
     def jobs(self, at_most: int) -> float:
         """Returns the shard's number of jobs once it is within the limit, or at the deadline."""
-        deadline = time.monotonic() + bystander.PATIENCE
-        while True:
-            jobs = metric(self.server, "thalweg_shard_jobs")
-            if jobs <= at_most or time.monotonic() > deadline:
-                return jobs
-            select.select([], [], [], 0.05)
+        return settled(
+            lambda: metric(self.server, "thalweg_shard_jobs"),
+            lambda jobs: jobs <= at_most,
+            bystander.PATIENCE,
+            every=0.05,
+        )
 
     def left(self) -> str:
         """Returns what the server still has of the attack when strangers have long gone."""
-        deadline = time.monotonic() + RETURN
-        while self.server.process.poll() is None:
+
+        def left() -> str:
+            if self.server.process.poll() is not None:
+                return ""
             held = Held.by(self.server.process.pid)
             threads = held.threads - self.at_rest.threads
             descriptors = held.descriptors - self.at_rest.descriptors
             if threads <= SPARE_THREADS and descriptors <= 0:
                 return ""
-            if time.monotonic() > deadline:
-                return f"{descriptors} descriptors, {threads} threads"
-            select.select([], [], [], 0.05)
-        return ""
+            return f"{descriptors} descriptors, {threads} threads"
+
+        return settled(left, lambda still: not still, RETURN, every=0.05)
 
     def outcome(self) -> dict[str, Any]:
         """Ends the healthy job; returns what bystander.py has seen."""

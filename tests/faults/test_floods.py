@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-import select
 import socket
-import time
 
 import grpc
 import pytest
@@ -16,6 +14,7 @@ from bystander import PATIENCE
 from harness import metric
 from scene import scene
 from stranger import RawHttp2
+from waiting import until
 
 pytestmark = pytest.mark.alone
 
@@ -68,13 +67,13 @@ def wait_in_joins(attacked, stranger, count):
         stranger.begin("Join", wire_messages.join_request(name, nodes=2), timeout=3600)
         for name in names
     ]
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+
+    def are_there():
         refused = sum(call.done() for call in calls)
-        if metric(attacked.server, "thalweg_shard_jobs") + refused >= jobs + count:
-            return calls
-        select.select([], [], [], 0.05)
-    raise AssertionError(f"the shard has fewer than {count} more jobs")
+        return metric(attacked.server, "thalweg_shard_jobs") + refused >= jobs + count
+
+    until(f"{count} more jobs of the shard", are_there, PATIENCE, every=0.05)
+    return calls
 
 
 @pytest.mark.long

@@ -16,6 +16,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+
+from waiting import pass_time
+
 from thalweg_bench import torch_import
 from thalweg_bench.cluster import Cluster
 from thalweg_bench.lab import INTERFACE
@@ -102,7 +106,7 @@ def partition() -> dict[str, Any]:
         def cut() -> None:
             for state in ("down", "up"):
                 cluster.lab.run("node1", ["ip", "link", "set", INTERFACE, state], check=True)
-                time.sleep(CUT_SECONDS if state == "down" else 0)  # the partition itself
+                pass_time(CUT_SECONDS if state == "down" else 0)
 
         cutting = threading.Timer(CUT_BYTES * 8 / RATE / 2, cut)
         cutting.start()
