@@ -61,8 +61,10 @@ struct LambMomentsKernel {
                                   Squared* squared) {
     ForEachPlace<false>(
         thread.Index(), kWorkers, tensor.head, first, last,
-        [&]<bool kPacked>(const Place& place) { return LoadTensor<kPacked, 2>(tensor, place); },
-        [&]<bool kPacked>(const Place& place, const LoadedTensor<2>& loaded) {
+        [&]<bool kPacked>(const ElementPlace& place) {
+          return LoadTensor<kPacked, 2>(tensor, place);
+        },
+        [&]<bool kPacked>(const ElementPlace& place, const LoadedTensor<2>& loaded) {
           float params[kQuad];
           float updates[kQuad];
           Moments<kPacked>(tensor, prepared.factors, place, loaded, params, updates);
@@ -78,7 +80,7 @@ struct LambMomentsKernel {
 
   template <bool kPacked>
   THALWEG_DEVICE static void Moments(const OptimEntry& tensor, const LambFactors& factors,
-                                     const Place& place, const LoadedTensor<2>& loaded,
+                                     const ElementPlace& place, const LoadedTensor<2>& loaded,
                                      float* params, float* updates) {
     constexpr ElementType kState = ElementType::kFp32;
     float grads[kQuad];
@@ -147,8 +149,8 @@ struct LambStepKernel {
       const LambPrepared prepared = args.prepared[piece.tensor];
       ForEachPlace<false>(
           thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-          [&]<bool kPacked>(const Place& place) { return Read<kPacked>(tensor, place); },
-          [&]<bool kPacked>(const Place& place, const Loaded& loaded) {
+          [&]<bool kPacked>(const ElementPlace& place) { return Read<kPacked>(tensor, place); },
+          [&]<bool kPacked>(const ElementPlace& place, const Loaded& loaded) {
             Step<kPacked>(tensor, prepared, place, loaded);
           });
     });
@@ -160,7 +162,7 @@ struct LambStepKernel {
   };
 
   template <bool kPacked>
-  THALWEG_DEVICE static Loaded Read(const OptimEntry& tensor, const Place& place) {
+  THALWEG_DEVICE static Loaded Read(const OptimEntry& tensor, const ElementPlace& place) {
     return {Load<kPacked>(tensor.param, tensor.param_type, place),
             {Load<kPacked>(tensor.states[0], ElementType::kFp32, place),
              Load<kPacked>(tensor.states[1], ElementType::kFp32, place)}};
@@ -168,7 +170,7 @@ struct LambStepKernel {
 
   template <bool kPacked>
   THALWEG_DEVICE static void Step(const OptimEntry& tensor, const LambPrepared& prepared,
-                                  const Place& place, const Loaded& loaded) {
+                                  const ElementPlace& place, const Loaded& loaded) {
     float params[kQuad];
     float moments[2][kQuad];
     for (int k = 0; k < 2; ++k) {

@@ -19,7 +19,7 @@ struct Quad {
 };
 
 template <bool kPacked>
-THALWEG_DEVICE inline Quad Load(const void* array, ElementType type, const Place& place) {
+THALWEG_DEVICE inline Quad Load(const void* array, ElementType type, const ElementPlace& place) {
   Quad quad = {};
   if constexpr (kPacked) {
     if (type == ElementType::kFp32) {
@@ -49,7 +49,7 @@ struct LoadedTensor {
 
 template <bool kPacked, int kStates>
 THALWEG_DEVICE inline LoadedTensor<kStates> LoadTensor(const OptimEntry& tensor,
-                                                       const Place& place) {
+                                                       const ElementPlace& place) {
   LoadedTensor<kStates> loaded;
   loaded.param = Load<kPacked>(tensor.param, tensor.param_type, place);
   loaded.grad = Load<kPacked>(tensor.grad, tensor.grad_type, place);
@@ -81,7 +81,7 @@ THALWEG_DEVICE inline uint32_t NarrowTo(ElementType type, float value) {
 }
 
 template <bool kPacked>
-THALWEG_DEVICE inline void Store(const float* values, ElementType type, const Place& place,
+THALWEG_DEVICE inline void Store(const float* values, ElementType type, const ElementPlace& place,
                                  void* array) {
   uint32_t bits[kQuad];
   for (uint32_t e = 0; e < kQuad; ++e) bits[e] = NarrowTo(type, values[e]);
@@ -107,7 +107,7 @@ THALWEG_DEVICE inline void Store(const float* values, ElementType type, const Pl
 // Stores the new values of parameters, and of their copy if there is one.
 template <bool kPacked>
 THALWEG_DEVICE inline void StoreParams(const OptimEntry& tensor, const float* values,
-                                       const Place& place) {
+                                       const ElementPlace& place) {
   Store<kPacked>(values, tensor.param_type, place, tensor.param);
   if (tensor.copy != nullptr) Store<kPacked>(values, tensor.copy_type, place, tensor.copy);
 }

@@ -174,8 +174,8 @@ TEST(ForEachPlaceTest, EveryElementIsVisitedOnceEitherWayAlsoBeyond32Bits) {
         std::vector<int> visits(elems);
         uint64_t packed = 0;
         for (uint32_t index = 0; index < 32; ++index) {
-          const auto load = []<bool kPacked>(const Place& place) { return place.first; };
-          const auto use = [&]<bool kPacked>(const Place& place, uint64_t loaded) {
+          const auto load = []<bool kPacked>(const ElementPlace& place) { return place.first; };
+          const auto use = [&]<bool kPacked>(const ElementPlace& place, uint64_t loaded) {
             EXPECT_EQ(loaded, place.first);
             for (uint32_t e = 0; e < place.count; ++e) ++visits.at(place.At(e) - base);
             if (!kPacked) return;

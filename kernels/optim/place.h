@@ -10,10 +10,10 @@ namespace thalweg {
 
 inline constexpr uint32_t kQuad = 4;
 
-// A Place says which elements: when packed, four from `first` on, at a multiple of their bytes in
-// every array; else `count` elements at a distance of `stride`. Four elements of 32 bits are the
-// widest access of a thread, so that what a warp writes at a time is adjacent.
-struct Place {
+// A ElementPlace says which elements: when packed, four from `first` on, at a multiple of their
+// bytes in every array; else `count` elements at a distance of `stride`. Four elements of 32 bits
+// are the widest access of a thread, so that what a warp writes at a time is adjacent.
+struct ElementPlace {
   uint64_t first;
   uint32_t stride;
   uint32_t count;
@@ -31,7 +31,9 @@ THALWEG_DEVICE inline void ForEachPlace(uint32_t index, uint32_t threads, uint8_
                                         const Use& use) {
   const uint64_t elems = last - first;
   const uint64_t packs = head == kNoPacks || elems < head ? 0 : (elems - head) / kQuad;
-  const auto at = [&](uint64_t pack) { return Place{first + head + pack * kQuad, 1, kQuad}; };
+  const auto at = [&](uint64_t pack) {
+    return ElementPlace{first + head + pack * kQuad, 1, kQuad};
+  };
   if constexpr (kAhead) {
     if (index < packs) {
       auto next = load.template operator()<true>(at(index));
@@ -50,8 +52,8 @@ THALWEG_DEVICE inline void ForEachPlace(uint32_t index, uint32_t threads, uint8_
   const uint64_t singles = elems - packs * kQuad;
   for (uint64_t single = index; single < singles; single += uint64_t{threads} * kQuad) {
     const uint64_t left = (singles - single + threads - 1) / threads;
-    const Place place{first + single + (single < head ? 0 : packs * kQuad), threads,
-                      static_cast<uint32_t>(left < kQuad ? left : kQuad)};
+    const ElementPlace place{first + single + (single < head ? 0 : packs * kQuad), threads,
+                             static_cast<uint32_t>(left < kQuad ? left : kQuad)};
     use.template operator()<false>(place, load.template operator()<false>(place));
   }
 }

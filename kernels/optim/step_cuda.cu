@@ -59,16 +59,18 @@ struct StepKernel {
                                   const typename Rule::Factors factors, const FlatPiece& piece) {
     ForEachPlace<true>(
         thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-        [&]<bool kPacked>(const Place& place) { return LoadTensor<kPacked, kHas>(tensor, place); },
-        [&]<bool kPacked>(const Place& place, const LoadedTensor<kHas>& loaded) {
+        [&]<bool kPacked>(const ElementPlace& place) {
+          return LoadTensor<kPacked, kHas>(tensor, place);
+        },
+        [&]<bool kPacked>(const ElementPlace& place, const LoadedTensor<kHas>& loaded) {
           StepQuad<kHas, kPacked>(tensor, factors, place, loaded);
         });
   }
 
   template <int kHas, bool kPacked>
   THALWEG_DEVICE static void StepQuad(const OptimEntry& tensor,
-                                      const typename Rule::Factors& factors, const Place& place,
-                                      const LoadedTensor<kHas>& loaded) {
+                                      const typename Rule::Factors& factors,
+                                      const ElementPlace& place, const LoadedTensor<kHas>& loaded) {
     float states[3][kQuad];
     for (int k = 0; k < kHas; ++k) {
       Widen<kPacked>(loaded.states[k], ElementType::kFp32, states[k]);

@@ -1,4 +1,6 @@
-"""Tests that sources of one room can be compiled as one, as the sanitizers' builds do."""
+"""Tests that sources of one room can be compiled as one, as the sanitizers' builds do, and that no
+two classes of a program share a name.
+"""
 
 import re
 from collections import defaultdict
@@ -13,6 +15,8 @@ DECLARATIONS = (
     # A function's name together with its parameters, since functions may be overloaded.
     re.compile(r"[\w:<>,*& ]*?[ *&](\w+\(.*)"),
 )
+
+CLASS = re.compile(r"(?:struct|class|enum class|enum) (\w+)(?: final)?(?: : [^;{]*)? \{(?:.*\};)?$")
 
 
 def names_without_linkage(text: str) -> list[str]:
@@ -41,6 +45,46 @@ def clashes(sources: dict[str, str]) -> list[str]:
             for name in set(names_without_linkage(text)):
                 places["/".join(Path(path).parts[:2]), name].append(path)
     return [f"{name}: {', '.join(paths)}" for (_, name), paths in places.items() if len(paths) > 1]
+
+
+def classes(text: str) -> set[str]:
+    """Returns the classes that named namespaces have, with the namespaces around."""
+    around: list[str] = []
+    found = set()
+    for line in text.splitlines():
+        if opened := re.match(r"(?:inline )?namespace (?:([\w:]+) )?\{$", line):
+            around.append(opened[1] or "")
+        elif line.startswith("}  // namespace") and around:
+            around.pop()
+        elif around and all(around) and (defined := CLASS.match(line)):
+            found.add("::".join([*around, defined[1]]))
+    return found
+
+
+def test_classes_of_named_namespaces_are_found() -> None:
+    text = """namespace thalweg {
+class Declared;
+struct Base { int a; };
+class Defined final : public Base {
+  struct Inner {
+namespace {
+struct Unnamed {
+}  // namespace
+}  // namespace thalweg
+"""
+    assert classes(text) == {"thalweg::Base", "thalweg::Defined"}
+
+
+def test_no_two_classes_of_a_program_share_a_name() -> None:
+    """With a name of two classes, the linker may take one's functions for the other's."""
+    places = defaultdict(set)
+    for room in ("core", "server", "client", "kernels"):
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix in (".h", ".cc", ".cu"):
+                for name in classes(path.read_text()):
+                    places[name].add(str(path.relative_to(ROOT)))
+    assert len(places) > 400
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_names_clash_in_a_room_alone() -> None:

@@ -92,7 +92,7 @@ uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
   }
   if (open.empty() || candidates_.empty()) return 0;
   MutexLock lock(mutex_);
-  Choice& choice = choices_[id.index];
+  AutoChoice& choice = choices_[id.index];
   choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
   spdlog::info("job '{}': bucket {}: {}", job_, ToString(id), choice.reason);
   ShowChoices();

@@ -53,7 +53,7 @@ class JobCompression {
 
   mutable Mutex mutex_;
   AutoTerms terms_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, Choice> choices_ ABSL_GUARDED_BY(mutex_);        // of auto, by bucket index
+  std::map<uint32_t, AutoChoice> choices_ ABSL_GUARDED_BY(mutex_);    // of auto, by bucket index
   uint64_t compressed_since_ ABSL_GUARDED_BY(mutex_) = 0;             // the iteration; 0: not yet
   std::map<uint32_t, CompressionLoss> loss_ ABSL_GUARDED_BY(mutex_);  // by bucket index
 };

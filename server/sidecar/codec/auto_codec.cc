@@ -159,9 +159,9 @@ std::string Reason(const BucketLayout& layout, const AutoTerms& terms,
 
 }  // namespace
 
-Choice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms) {
+AutoChoice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms) {
   std::vector<Prediction> predictions;
-  Choice choice;
+  AutoChoice choice;
   for (size_t i = 0; i < terms.candidates.size(); ++i) {
     predictions.push_back(Predict(tensors, terms, i));
     choice.seconds.push_back(predictions.back().seconds);

@@ -32,7 +32,7 @@ struct AutoTerms {
   double seconds_per_byte = 0;  // ShareForecast's; 0: it is unknown
 };
 
-struct Choice {
+struct AutoChoice {
   uint32_t codec = 0;           // number of the chosen candidate
   std::vector<double> seconds;  // predicted time of each candidate
   // Explains the choice: "25.6 MB in 12 tensors at 12.5 MB/s: powersgd 27 ms (sends 301 kB,
@@ -42,6 +42,6 @@ struct Choice {
 
 // Chooses for `tensors`, those of a bucket that auto decides about. Among candidates within 2 % of
 // the fastest it chooses the first, which is the most exact. Thread-safe.
-Choice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms);
+AutoChoice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms);
 
 }  // namespace thalweg

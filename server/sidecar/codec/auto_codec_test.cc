@@ -39,7 +39,7 @@ AutoTerms Terms(double bytes_per_second, uint32_t num_nodes = 2, uint32_t num_sh
 double MostOf(double a, double b, double c) { return std::max(a, std::max(b, c)); }
 
 TEST(AutoCodecTest, LinkTakesAsLongAsTheDocumentedBytes) {
-  const Choice choice = ChooseCodec(kLayers, Terms(1e6));
+  const AutoChoice choice = ChooseCodec(kLayers, Terms(1e6));
   EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 4 * kElems / 1e6 + 0.001);
   EXPECT_DOUBLE_EQ(choice.seconds[kFp16], 2 * kElems / 1e6 + 0.001);
   // docs/codecs.md: a byte each, and four for each begun block of 256.
@@ -50,10 +50,11 @@ TEST(AutoCodecTest, LinkTakesAsLongAsTheDocumentedBytes) {
 }
 
 TEST(AutoCodecTest, LinksOfFewShardsCarryMoreThanThoseOfNodes) {
-  const Choice choice = ChooseCodec(kLayers, Terms(1e6, /*num_nodes=*/8, /*num_shards=*/2));
+  const AutoChoice choice = ChooseCodec(kLayers, Terms(1e6, /*num_nodes=*/8, /*num_shards=*/2));
   EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 4 * (4 * kElems / 1e6) + 0.001);
   EXPECT_DOUBLE_EQ(choice.seconds[kPowerSgd], 4 * (36'000 / 1e6) + 0.002);
-  const Choice many_shards = ChooseCodec(kLayers, Terms(1e6, /*num_nodes=*/2, /*num_shards=*/8));
+  const AutoChoice many_shards =
+      ChooseCodec(kLayers, Terms(1e6, /*num_nodes=*/2, /*num_shards=*/8));
   EXPECT_DOUBLE_EQ(many_shards.seconds[kFp32], 4 * kElems / 1e6 + 0.001);
 }
 
@@ -61,7 +62,7 @@ TEST(AutoCodecTest, LinksTakeWhatTheSharesArePredictedToTake) {
   // Four nodes host a shard each: a link carries the gradient one and a half times.
   AutoTerms terms = Terms(1e6, /*num_nodes=*/4, /*num_shards=*/4);
   terms.seconds_per_byte = 1.5e-6;
-  const Choice choice = ChooseCodec(kLayers, terms);
+  const AutoChoice choice = ChooseCodec(kLayers, terms);
   EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 4 * kElems * 1.5e-6 + 0.001);
   EXPECT_DOUBLE_EQ(choice.seconds[kPowerSgd], 36'000 * 1.5e-6 + 0.002);
 }
@@ -113,7 +114,7 @@ TEST(AutoCodecTest, WithoutANetworkOnlyComputingCounts) {
   AutoTerms terms = Terms(0);
   terms.link.round_trip = {};
   terms.costs = {{1e-10, 1e-10, 0}, {2e-10, 1e-10, 0}, {3e-10, 1e-10, 0}, {4e-10, 1e-10, 1e-9}};
-  const Choice choice = ChooseCodec(kLayers, terms);
+  const AutoChoice choice = ChooseCodec(kLayers, terms);
   EXPECT_EQ(choice.codec, kFp32);
   EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 4 * kElems * 1e-10);
   EXPECT_THAT(choice.reason, StartsWith("4 MB in 2 tensors without a network: compression would "
@@ -139,14 +140,14 @@ TEST(AutoCodecTest, SmallGainsAreNotWorthDigits) {
 
 TEST(AutoCodecTest, TensorsWithoutFactorsAreSentAsTheyAre) {
   const BucketLayout vectors{DType::kFloat32, {{"a", {5000}}, {"scalar", {}}, {"none", {0, 4}}}};
-  const Choice choice = ChooseCodec(vectors, Terms(1e6));
+  const AutoChoice choice = ChooseCodec(vectors, Terms(1e6));
   EXPECT_DOUBLE_EQ(choice.seconds[kPowerSgd], choice.seconds[kFp32]);
   EXPECT_EQ(choice.codec, kInt8);
 }
 
 TEST(AutoCodecTest, HalfGradientsAreCountedInTheirOwnType) {
   const BucketLayout half{DType::kBFloat16, kLayers.tensors};
-  const Choice choice = ChooseCodec(half, Terms(1e6));
+  const AutoChoice choice = ChooseCodec(half, Terms(1e6));
   EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 2 * kElems / 1e6 + 0.001);
   EXPECT_DOUBLE_EQ(choice.seconds[kFp16], choice.seconds[kFp32]);
   EXPECT_DOUBLE_EQ(choice.seconds[kInt8], (kElems + 4 * std::ceil(kElems / 256)) / 1e6 + 0.001);
@@ -154,7 +155,7 @@ TEST(AutoCodecTest, HalfGradientsAreCountedInTheirOwnType) {
 
 TEST(AutoCodecTest, DoublesAreLeftAlone) {
   const BucketLayout doubles{DType::kFloat64, kLayers.tensors};
-  const Choice choice = ChooseCodec(doubles, Terms(1e6));
+  const AutoChoice choice = ChooseCodec(doubles, Terms(1e6));
   EXPECT_EQ(choice.codec, kFp32);
   for (const double seconds : choice.seconds) EXPECT_DOUBLE_EQ(seconds, 8 * kElems / 1e6 + 0.001);
 }
@@ -170,7 +171,7 @@ TEST(AutoCodecTest, NoCandidateIsFasterByMoreThanTwoPercent) {
   for (int i = 0; i < 2000; ++i) {
     AutoTerms terms = Terms(any(1e5), 1 + random() % 9, 1 + random() % 9);
     for (CodecCost& cost : terms.costs) cost = {any(1e-12), any(1e-12), any(1e-12)};
-    const Choice choice = ChooseCodec(kLayers, terms);
+    const AutoChoice choice = ChooseCodec(kLayers, terms);
     const double best = *std::min_element(choice.seconds.begin(), choice.seconds.end());
     ASSERT_LE(choice.seconds[choice.codec], 1.02 * best);
     for (uint32_t earlier = 0; earlier < choice.codec; ++earlier) {

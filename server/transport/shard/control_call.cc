@@ -6,7 +6,7 @@
 namespace thalweg {
 
 void ControlCall::Accept(Service& service, const Method& method, grpc::ServerCompletionQueue& queue,
-                         OpenCalls& calls) {
+                         ControlCalls& calls) {
   std::shared_ptr<ControlCall> call(new ControlCall(service, method, queue, calls));
   call->self_ = call;
   call->context_.AsyncNotifyWhenDone(call->done_.Tag());
@@ -83,30 +83,30 @@ void ControlCall::OnEnd(bool /*ok*/) {
   if (--ends_left_ == 0) calls_.Remove(shared_from_this());
 }
 
-bool OpenCalls::Add(const std::shared_ptr<ControlCall>& call) {
+bool ControlCalls::Add(const std::shared_ptr<ControlCall>& call) {
   MutexLock lock(mutex_);
   calls_.insert(call);
   return !closed_;
 }
 
-void OpenCalls::Remove(const std::shared_ptr<ControlCall>& call) {
+void ControlCalls::Remove(const std::shared_ptr<ControlCall>& call) {
   MutexLock lock(mutex_);
   calls_.erase(call);
   changed_.NotifyAll();
 }
 
-void OpenCalls::Close() {
+void ControlCalls::Close() {
   MutexLock lock(mutex_);
   closed_ = true;
 }
 
-bool OpenCalls::WaitEmpty(TimePoint deadline) {
+bool ControlCalls::WaitEmpty(TimePoint deadline) {
   MutexLock lock(mutex_);
   return changed_.WaitUntil(
       mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return calls_.empty(); });
 }
 
-void OpenCalls::CutUnread(TimePoint before) {
+void ControlCalls::CutUnread(TimePoint before) {
   std::vector<std::shared_ptr<ControlCall>> calls;
   {
     MutexLock lock(mutex_);

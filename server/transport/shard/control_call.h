@@ -15,9 +15,9 @@
 
 namespace thalweg {
 
-class OpenCalls;
+class ControlCalls;
 
-// A ControlCall is thread-safe. OpenCalls keeps it until gRPC has completed its last operation.
+// A ControlCall is thread-safe. ControlCalls keeps it until gRPC has completed its last operation.
 class ControlCall final : public std::enable_shared_from_this<ControlCall> {
  public:
   template <typename Base>
@@ -46,7 +46,7 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   // Waits on `queue`'s thread for a call; then waits for the next one with a new ControlCall, until
   // the server ends. All references must outlive gRPC's use of the call.
   static void Accept(Service& service, const Method& method, grpc::ServerCompletionQueue& queue,
-                     OpenCalls& calls);
+                     ControlCalls& calls);
 
   const grpc::ServerContext& context() const { return context_; }
   // Only the handler uses the request; parsing empties it.
@@ -65,7 +65,7 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
 
  private:
   ControlCall(Service& service, const Method& method, grpc::ServerCompletionQueue& queue,
-              OpenCalls& calls)
+              ControlCalls& calls)
       : service_(service), method_(method), queue_(queue), calls_(calls) {}
 
   void OnAccepted(bool ok);
@@ -77,7 +77,7 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   Service& service_;
   const Method& method_;
   grpc::ServerCompletionQueue& queue_;
-  OpenCalls& calls_;
+  ControlCalls& calls_;
   std::shared_ptr<ControlCall> self_;  // set until OnAccepted
   grpc::ServerContext context_;
   grpc::ByteBuffer request_;
@@ -95,8 +95,8 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   MemberCompletion<ControlCall, &ControlCall::OnEnd> finished_{*this};
 };
 
-// OpenCalls hold the calls that gRPC has not completed. They are thread-safe.
-class OpenCalls {
+// ControlCalls hold the calls that gRPC has not completed. They are thread-safe.
+class ControlCalls {
  public:
   // Keeps the call. Returns false after Close, when it must be refused and gRPC may not be asked
   // for another one.

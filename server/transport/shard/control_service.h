@@ -43,7 +43,7 @@ class ControlService {
   // Begins to take calls from `queue`; call once for each.
   void Accept(grpc::ServerCompletionQueue& queue);
   // The calls that gRPC has not completed. Those of waiting nodes end when they are cancelled.
-  OpenCalls& calls() { return calls_; }
+  ControlCalls& calls() { return calls_; }
 
  private:
   using CallPtr = std::shared_ptr<ControlCall>;
@@ -90,7 +90,7 @@ class ControlService {
   Mutex long_parse_;
   ControlCall::Service service_;
   std::vector<std::unique_ptr<const ControlCall::Method>> methods_;
-  OpenCalls calls_;
+  ControlCalls calls_;
   WorkPool pool_{kThreads, kMaxWaitingWork};  // declared last, because work uses everything above
 };
 
