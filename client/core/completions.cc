@@ -1,5 +1,6 @@
 #include "client/core/completions.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -10,8 +11,9 @@ namespace thalweg {
 namespace {
 
 struct Place {
-  const Completions* owner = nullptr;
+  const Completions* owner = nullptr;  // whose lane this thread is; null: of none
   int lane = 0;
+  size_t thread = 0;
   int callbacks = 0;  // that InCallback tells of
 };
 thread_local Place here;
@@ -22,17 +24,43 @@ Completions::InCallback::InCallback() { ++here.callbacks; }
 Completions::InCallback::~InCallback() { --here.callbacks; }
 
 int Completions::LaneHere() const {
-  return here.callbacks + (here.owner == this ? here.lane + 1 : 0);
+  if (here.owner == nullptr) return here.callbacks;
+  // The first callback is the lane's own call.
+  return here.lane + std::max(1, here.callbacks);
 }
 
 std::deque<Completions::Call>& Completions::CallsOf(size_t lane) {
   while (lanes_.size() <= lane) {
     const size_t number = lanes_.size();
     lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->thread =
-        Thread(absl::StrCat("thw-complete-", number), [this, number] { Run(number); });
+    AddThread(number);
   }
   return lanes_[lane]->calls;
+}
+
+void Completions::AddThread(size_t number) {
+  Lane& lane = *lanes_[number];
+  for (const size_t over : std::exchange(lane.over, {})) lane.threads.erase(over);
+  const size_t thread = ++lane.current;
+  lane.busy_since.reset();
+  lane.threads[thread] = Thread(absl::StrCat("thw-complete-", number),
+                                [this, number, thread] { Run(number, thread); });
+}
+
+void Completions::StandInFor(int lane) {
+  if (here.owner != this || here.lane != lane) return;
+  MutexLock lock(mutex_);
+  const auto number = static_cast<size_t>(lane);
+  if (!is_closed_ && here.thread == lanes_[number]->current) AddThread(number);
+}
+
+void Completions::StandInForLate(TimePoint now, Duration patience) {
+  MutexLock lock(mutex_);
+  for (size_t number = 0; !is_closed_ && number < lanes_.size(); ++number) {
+    const Lane& lane = *lanes_[number];
+    const bool is_late = lane.busy_since && now - *lane.busy_since > patience;
+    if (is_late && !lane.calls.empty()) AddThread(number);
+  }
 }
 
 void Completions::Add(int lane, Call call) {
@@ -62,19 +90,25 @@ void Completions::Overtake() {
   changed_.NotifyAll();
 }
 
-void Completions::Run(size_t lane) {
-  here = {this, static_cast<int>(lane), 0};
+void Completions::Run(size_t number, size_t thread) {
+  here = {this, static_cast<int>(number), thread, 0};
   while (true) {
     Call next;
     {
       MutexLock lock(mutex_);
-      std::deque<Call>& calls = lanes_[lane]->calls;
+      Lane& lane = *lanes_[number];
+      if (thread != lane.current) {
+        lane.over.push_back(thread);
+        return;
+      }
+      lane.busy_since.reset();
       changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !calls.empty() || is_closed_;
+        return !lane.calls.empty() || is_closed_;
       });
-      if (calls.empty()) return;
-      next = std::move(calls.front());
-      calls.pop_front();
+      if (lane.calls.empty()) return;
+      next = std::move(lane.calls.front());
+      lane.calls.pop_front();
+      lane.busy_since = Now();
     }
     std::move(next)();
   }
@@ -86,13 +120,17 @@ void Completions::Close() {
     MutexLock lock(mutex_);
     is_closed_ = true;
     changed_.NotifyAll();
-    for (const auto& lane : lanes_) threads.push_back(&lane->thread);
+    for (const auto& lane : lanes_) {
+      for (auto& [number, thread] : lane->threads) threads.push_back(&thread);
+    }
   }
   for (Thread* thread : threads) thread->Join();
 }
 
 void Completions::DetachInChild() {
-  for (const auto& lane : lanes_) lane->thread.Detach();
+  for (const auto& lane : lanes_) {
+    for (auto& [number, thread] : lane->threads) thread.Detach();
+  }
 }
 
 }  // namespace thalweg

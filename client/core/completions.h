@@ -2,18 +2,22 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 
 namespace thalweg {
 
 // Completions makes calls on threads of its own, the lanes: each makes its calls in order. What a
-// call begins is to be told on the next lane, so that the call may wait for it. Thread-safe.
+// call begins is to be told on the next lane, so that the call may wait for it. A call that waits
+// for another one of its own lane is left behind. Thread-safe.
 class Completions {
  public:
   using Call = absl::AnyInvocable<void()>;
@@ -23,8 +27,8 @@ class Completions {
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
-  // A callback of something complete may be called by whoever adds it. While an InCallback lives,
-  // what its thread begins counts as begun by such a callback.
+  // A callback may be called by a lane, by whoever adds it to something complete, or by a thread of
+  // others. While an InCallback lives, what its thread begins counts as begun by a callback.
   class InCallback {
    public:
     InCallback();
@@ -37,6 +41,11 @@ class Completions {
   int LaneHere() const;
   // Makes `call` on the lane; here and at once after Close.
   void Add(int lane, Call call);
+  // The calling thread is about to wait for a call of this lane. If it makes that lane's calls
+  // itself, another thread makes them from now on.
+  void StandInFor(int lane);
+  // Does so for lanes whose call has run for longer than `patience` while others wait.
+  void StandInForLate(TimePoint now, Duration patience);
   // From now on no call waits for those that are running, neither those added before nor later: for
   // news that may be what a running call waits for. They are made in order, on a lane of their own.
   void Overtake();
@@ -48,10 +57,15 @@ class Completions {
  private:
   struct Lane {
     std::deque<Call> calls;
-    Thread thread;
+    size_t current = 0;                                  // the thread that makes the calls
+    std::optional<TimePoint> busy_since = std::nullopt;  // of that one; nothing: it waits
+    std::map<size_t, Thread> threads = {};               // by number
+    std::vector<size_t> over = {};                       // those that were left behind and are done
   };
   std::deque<Call>& CallsOf(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Run(size_t lane);
+  void AddThread(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes a lane's calls as long as this thread is its current one.
+  void Run(size_t lane, size_t thread);
 
   mutable Mutex mutex_;
   CondVar changed_;

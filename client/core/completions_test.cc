@@ -82,7 +82,8 @@ TEST(CompletionsTest, CallbackThatItsAdderCallsIsInALaneLikeAnyOther) {
     const Completions::InCallback here;
     EXPECT_EQ(completions.LaneHere(), 1);
     completions.Add(0, [&] {
-      const Completions::InCallback there;
+      const Completions::InCallback there;  // the lane's call itself
+      const Completions::InCallback inner;
       lane.set_value(completions.LaneHere());
     });
     EXPECT_EQ(lane.get_future().get(), 2);
@@ -90,12 +91,50 @@ TEST(CompletionsTest, CallbackThatItsAdderCallsIsInALaneLikeAnyOther) {
   EXPECT_EQ(completions.LaneHere(), 0);
 }
 
-TEST(CompletionsTest, AnotherObjectsLaneIsNotThisOnes) {
+TEST(CompletionsTest, CallOfAnotherObjectsLaneIsACallbackToo) {
   Completions one;
   Completions other;
   std::promise<int> lane;
   one.Add(0, [&] { lane.set_value(other.LaneHere()); });
-  EXPECT_EQ(lane.get_future().get(), 0);
+  EXPECT_EQ(lane.get_future().get(), 1);
+}
+
+TEST(CompletionsTest, CallThatWaitsForALaterOneOfItsLaneIsLeftBehind) {
+  Completions completions;
+  for (int round = 0; round < 3; ++round) {
+    std::promise<void> waits, later;
+    std::promise<int> lane;
+    completions.Add(0, [&] {
+      completions.StandInFor(1);  // which this thread does not serve
+      completions.StandInFor(0);
+      completions.StandInFor(0);
+      waits.set_value();
+      later.get_future().get();
+      lane.set_value(completions.LaneHere());
+    });
+    waits.get_future().get();
+    completions.Add(0, [&] { later.set_value(); });
+    EXPECT_EQ(lane.get_future().get(), 1);
+  }
+}
+
+TEST(CompletionsTest, CallThatRunsForLongIsLeftBehindWhereOthersWait) {
+  constexpr Duration kPatience = std::chrono::seconds(5);
+  Completions completions;
+  std::promise<void> begun, end, other;
+  std::future<void> told = other.get_future();
+  completions.Add(0, [&] {
+    begun.set_value();
+    end.get_future().get();
+  });
+  begun.get_future().get();
+  completions.StandInForLate(Now() + 2 * kPatience, kPatience);  // nothing waits
+  completions.Add(0, [&] { other.set_value(); });
+  completions.StandInForLate(Now() + kPatience / 2, kPatience);
+  EXPECT_EQ(told.wait_for(std::chrono::milliseconds(1)), std::future_status::timeout);
+  completions.StandInForLate(Now() + 2 * kPatience, kPatience);
+  told.get();
+  end.set_value();
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/core/collective_call.h"
+#include "client/core/gradients.h"
 #include "client/core/session_options.h"
 #include "client/core/session_stats.h"
 #include "core/base/layout.h"
@@ -21,30 +22,6 @@
 #include "core/device/device_runtime.h"
 
 namespace thalweg {
-
-// A DeviceGradient is a bucket's gradient in a device's memory.
-struct DeviceGradient {
-  std::span<std::byte> bytes;  // the result replaces the gradient here
-  // the gradient is ready when this stream has done its queued work
-  DeviceStream producer = nullptr;
-  // keeps the memory alive; released when nothing uses it any more
-  std::shared_ptr<const void> owner;
-};
-
-// A ReducedBucket is the mean over all workers of the job, in the bucket's own type.
-struct ReducedBucket {
-  std::span<const std::byte> bytes;
-  // Keeps `bytes` mapped. They are read-only, shared by all workers of the node, and overwritten by
-  // the bucket's next round.
-  std::shared_ptr<const void> owner;
-  // Set for a DeviceGradient: `bytes` are the gradient's own, and hold the result for streams that
-  // have been made to wait for this event during the call of `done`.
-  DeviceEvent arrived = nullptr;
-  // How many elements of the mean are not finite.
-  uint64_t nonfinite_elems = 0;
-  // Set for a served bucket whose update commits, unless pulled: see UpdateRound. No `bytes` then.
-  std::vector<double> squares = {};
-};
 
 // A Session is thread-safe. After a fork the child must not use it, and its destructor does nothing
 // there.
@@ -136,6 +113,13 @@ class Session {
   // way, or have arrived; the rest is as for Collect.
   virtual void Exchange(PeerCall call, std::function<void(absl::Status)> done) = 0;
 
+  // Returns the completion thread on which the end of what this thread begins now is told.
+  virtual int CompletionThreadHere() const = 0;
+  // This thread is about to wait for such an end. If it is that completion thread, another one
+  // tells ends from now on: callbacks may wait for each other.
+  virtual void BeforeWait(int completion_thread) = 0;
+
+  virtual const std::string& job() const = 0;
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;  // of SessionOptions
   virtual absl::Status status() const = 0;                    // OK, or why the session has failed
   virtual SessionStats stats() const = 0;                     // since Connect
@@ -144,7 +128,8 @@ class Session {
   // be done; what they use is left behind otherwise. Idempotent.
   virtual void Close() = 0;
   // Fails the job for all its workers at once, whatever they wait for; and what is in flight here.
-  virtual void Abort() = 0;
+  // The others hear that this worker is gone: "it has aborted the job".
+  virtual void Abort(const std::string& why) = 0;
 };
 
 }  // namespace thalweg

@@ -267,6 +267,8 @@ absl::Status SidecarSession::ShowLife(TimePoint now) {
 }
 
 absl::Status SidecarSession::CheckProgress(TimePoint now) {
+  // Such a callback may wait for one of them.
+  completions_.StandInForLate(now, options_.timeout / kSignsOfLife);
   if (const std::string late = collectives_.Late(now); !late.empty()) {
     return absl::DeadlineExceededError(
         absl::StrCat("job '", options_.job, "': ", late, " did not complete within its timeout"));
@@ -324,12 +326,12 @@ void SidecarSession::Fail(const absl::Status& why) {
   if (SetFailed(why)) connection()->Shutdown();
 }
 
-void SidecarSession::Abort() {
+void SidecarSession::Abort(const std::string& why) {
   if (fork_guard_.InChild()) return;
   const std::string job = absl::StrCat("job '", options_.job, "'");
   if (!SetFailed(absl::CancelledError(absl::StrCat(job, ": this worker has aborted it")))) return;
   // Without the message the others would hear of a worker that is gone.
-  const ipc::Fail fail{absl::StatusCode::kAborted, "it has aborted the job"};
+  const ipc::Fail fail{absl::StatusCode::kAborted, why};
   connection()->Send(fail).IgnoreError();
   connection()->Shutdown();
 }

@@ -108,6 +108,7 @@ class SidecarSession : public Session {
   }
   void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override;
   void Exchange(PeerCall call, std::function<void(absl::Status)> done) override;
+  const std::string& job() const override { return options_.job; }
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
@@ -116,7 +117,9 @@ class SidecarSession : public Session {
   }
   SessionStats stats() const override;
   void Close() override;
-  void Abort() override;
+  void Abort(const std::string& why) override;
+  int CompletionThreadHere() const override { return completions_.LaneHere(); }
+  void BeforeWait(int completion_thread) override { completions_.StandInFor(completion_thread); }
 
  private:
   // Returns an error in a forked child.

@@ -102,7 +102,7 @@ TEST_F(SidecarSessionTest, AbortTellsTheSidecarAndEndsWhatIsInFlight) {
   std::promise<absl::Status> outcome;
   Begin([&](absl::Status status) { outcome.set_value(std::move(status)); });
   ASSERT_TRUE(Next<ipc::Collect>().has_value());
-  session_->Abort();
+  session_->Abort("it has aborted the job");
   EXPECT_EQ(outcome.get_future().get().code(), absl::StatusCode::kCancelled);
   const auto told = Next<ipc::Fail>();
   ASSERT_TRUE(told.has_value());

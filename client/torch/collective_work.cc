@@ -126,6 +126,11 @@ std::exception_ptr CollectiveWork::exception() const {
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
+  if (!completed_ && before_wait_ != nullptr) {
+    lock.unlock();
+    before_wait_();
+    lock.lock();
+  }
   const auto is_done = [this] { return completed_; };
   if (timeout <= kNoTimeout) {
     cv_.wait(lock, is_done);  // the session ends what takes too long

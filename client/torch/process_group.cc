@@ -1,7 +1,6 @@
 #include "client/torch/process_group.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <functional>
@@ -17,6 +16,18 @@
 namespace thalweg {
 using c10d::OpType;
 using c10d::ReduceOp;
+
+namespace {
+
+// Requires that this rank's own tensor is as large as what the call lists for it.
+void CheckSize(int rank, const at::Tensor& mine, const at::Tensor& listed, const char* what,
+               const char* does, const char* lists) {
+  if (mine.numel() == listed.numel()) return;
+  Throw(absl::StrCat(what, ": rank ", rank, " of the group ", does, " ", mine.numel(),
+                     " elements, but ", lists, " ", listed.numel()));
+}
+
+}  // namespace
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
                            c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
@@ -44,7 +55,8 @@ c10::intrusive_ptr<ProcessGroup> ProcessGroup::MakePart(c10d::Store& store,
     MutexLock lock(mutex_);
     before = parts_[name]++;
   }
-  const std::string key = absl::StrCat("thalweg/number/", name, "/", before);
+  // Under torchrun, the store has what process groups before this one have left.
+  const std::string key = absl::StrCat("thalweg/number/", session_->job(), "/", name, "/", before);
   if (part.rank == 0) store.set(key, std::to_string(kAll + store_->add("thalweg/groups", 1)));
   store.wait({key}, timeout);
   part.number = static_cast<uint32_t>(std::stoul(store.get_to_str(key)));
@@ -91,31 +103,14 @@ ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& o
   return part;
 }
 
-std::span<const std::byte> ProcessGroup::Memory::Given(const at::Tensor& tensor) {
-  return BytesOf(kept.emplace_back(tensor.cpu().contiguous()));
-}
-
-std::span<std::byte> ProcessGroup::Memory::Got(const at::Tensor& tensor) {
-  at::Tensor target = tensor;
-  if (!tensor.is_cpu()) {
-    // The caller's stream may still use the tensor, of which the copy at the end knows nothing.
-    c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
-  }
-  if (!tensor.is_cpu() || !tensor.is_contiguous()) {
-    target = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
-    copies.emplace_back(target, tensor);
-  }
-  return WritableBytesOf(kept.emplace_back(target));
-}
-
-void ProcessGroup::Memory::Attach(CollectiveWork& work) && {
-  work.Then([copies = std::move(copies), kept = std::move(kept)] {
-    const at::NoGradGuard no_grad;
-    for (const auto& [from, to] : copies) {
-      const c10::InferenceMode mode(to.is_inference());  // the caller's thread was in it
-      WithoutRepeats(to, to).copy_(WithoutRepeats(from, to));
-    }
+c10::intrusive_ptr<CollectiveWork> ProcessGroup::MakeWork(OpType type, const Tensors& inputs,
+                                                          Tensors outputs, size_t count) {
+  const auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, inputs, std::move(outputs),
+                                                        count, ++sequence_);
+  work->BeforeWait([weak = std::weak_ptr(session_), thread = session_->CompletionThreadHere()] {
+    if (const auto session = weak.lock()) session->BeforeWait(thread);
   });
+  return work;
 }
 
 ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, Tensors outputs,
@@ -125,15 +120,14 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     CheckOneType(part.given, part.got, Name(part.kind));
     inputs.insert(inputs.end(), part.given.begin(), part.given.end());
   }
-  const auto work = c10::make_intrusive<CollectiveWork>(
-      getRank(), type, inputs, std::move(outputs), std::max<size_t>(1, parts.size()), ++sequence_);
+  const auto work = MakeWork(type, inputs, std::move(outputs), std::max<size_t>(1, parts.size()));
   if (parts.empty()) {
     work->FinishOne(absl::OkStatus());
     return work;
   }
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
   std::vector<CollectiveCall> calls;
-  Memory memory;
+  CallMemory memory;
   for (const Part& part : parts) {
     CollectiveCall& call = calls.emplace_back();
     call.group = group_.number;
@@ -221,7 +215,7 @@ ProcessGroup::Part ProcessGroup::GatherPart(const at::Tensor& input, Tensors out
   }
   for (const at::Tensor& output : outputs) CheckTensor(output, "allgather");
   const int64_t elems = LargestOf(outputs);
-  if (input.numel() > elems) Throw("allgather: the input is larger than every output");
+  CheckSize(getRank(), input, outputs[getRank()], "allgather", "gives", "the output for it has");
   return {.kind = CollectiveKind::kAllGather,
           .given = Padded({input}, elems),
           .got = Padded(outputs, elems)};
@@ -324,6 +318,8 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, TensorLists
   }
   const int64_t elems = LargestOf(inputs[0]);
   for (const at::Tensor& input : inputs[0]) CheckTensor(input, "reduce_scatter");
+  CheckSize(getRank(), output, inputs[0][getRank()], "reduce_scatter", "gets",
+            "the input for it has");
   return Begin(OpType::REDUCE_SCATTER,
                {FoldPart(CollectiveKind::kReduceScatter, options.reduceOp, Padded(inputs[0], elems),
                          Padded({output}, elems))},
@@ -356,6 +352,12 @@ ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options)
   WorkPtr work = Begin(OpType::BARRIER, {Part{}}, {}, options.timeout);
   if (!options.asyncOp) work->wait();
   return work;
+}
+
+void ProcessGroup::abort() {
+  session_->Abort(group_.number == kAll ? "it has aborted the job"
+                                        : absl::StrCat("it has aborted group '", group_.name,
+                                                       "' and with it the job"));
 }
 
 void ProcessGroup::AtShutdown(std::function<void()> listener) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/core/session.h"
+#include "client/torch/call_memory.h"
 #include "client/torch/collective_work.h"
 #include "client/torch/torch_version.h"
 #include "core/base/mutex.h"
@@ -97,7 +98,7 @@ class ProcessGroup : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void abort() override { session_->Abort(); }
+  void abort() override;
   // Closes the session if the group is that of all workers. What AtShutdown() got runs before.
   void shutdown() override;
   // Lets the next shutdown() call `listener`, once, without a lock of this object's.
@@ -120,15 +121,8 @@ class ProcessGroup : public c10d::Backend {
     uint64_t tag = 0;
     at::Tensor tensor;
   };
-  // What a call's bytes lie in until it has ended, and what is copied then.
-  struct Memory {
-    Tensors kept;
-    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
-
-    std::span<const std::byte> Given(const at::Tensor& tensor);
-    std::span<std::byte> Got(const at::Tensor& tensor);
-    void Attach(CollectiveWork& work) &&;
-  };
+  c10::intrusive_ptr<CollectiveWork> MakeWork(c10d::OpType type, const Tensors& inputs,
+                                              Tensors outputs, size_t count);
   // Begins a call's messages, and its collectives. `outputs` are what its future holds.
   WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
                 std::chrono::milliseconds timeout);

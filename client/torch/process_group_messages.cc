@@ -27,11 +27,10 @@ ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, std::vector<Parcel
   for (const Parcel& parcel : parcels) {
     if (parcel.way == PeerCall::Way::kSend) inputs.push_back(parcel.tensor);
   }
-  const auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, inputs, std::move(outputs),
-                                                        parcels.size(), ++sequence_);
+  const auto work = MakeWork(type, inputs, std::move(outputs), parcels.size());
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
   std::vector<PeerCall> calls;
-  Memory memory;
+  CallMemory memory;
   for (const Parcel& parcel : parcels) {
     PeerCall& call = calls.emplace_back();
     call.group = group_.number;
@@ -108,7 +107,7 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
       Throw(absl::StrCat("all_to_all_single: the ", what, " has ", rows, " rows, which ",
                          sizes.size(), " parts for ", getSize(), " ranks do not add up to"));
     }
-    return tensor.split_with_sizes(sizes);
+    return (tensor.dim() == 0 ? tensor.view({1}) : tensor).split_with_sizes(sizes);
   };
   const Tensors given = parts_of(input, input_sizes, "input");
   const Tensors got = parts_of(output, output_sizes, "output");

@@ -84,8 +84,7 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
                        " is not supported: expected SUM or AVG"));
   }
   const at::Tensor mine = tensor.coalesce().cpu();
-  const auto whole = c10::make_intrusive<CollectiveWork>(
-      getRank(), c10d::OpType::ALLREDUCE, Tensors{tensor}, Tensors{tensor}, 1, ++sequence_);
+  const auto whole = MakeWork(c10d::OpType::ALLREDUCE, {tensor}, {tensor}, 1);
   const auto all = std::make_shared<Gathered>();
   const auto self = c10::intrusive_ptr<ProcessGroup>::reclaim_copy(this);
   const auto gather = [self, timeout = options.timeout](const at::Tensor& given, Tensors got) {
@@ -97,6 +96,7 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
   };
   const auto add_up = [whole, all, tensor, op, size = getSize()] {
     const c10::InferenceMode mode(tensor.is_inference());
+    const at::NoGradGuard no_grad;
     const at::Tensor values = at::cat(all->values);
     at::Tensor sum = at::sparse_coo_tensor(at::cat(all->indices, 1), values, tensor.sizes());
     sum = sum.coalesce();

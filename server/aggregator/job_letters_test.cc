@@ -52,6 +52,16 @@ TEST(JobLettersTest, LetterThatCannotGoFailsTheJobNamingItsSender) {
   }
 }
 
+TEST(JobLettersTest, OfLettersToANodeThatHasLeftOnlyReceiptsDoNoHarm) {
+  TestJob job({1, 1, 1});
+  job.job().RemoveMember(2, absl::OkStatus());
+  EXPECT_TRUE(job.job().Contribute(0, LetterTo(0, 2, 4, /*number=*/0), Now()).ok());
+  EXPECT_TRUE(job.sink(1).failures.empty());
+  EXPECT_FALSE(job.job().Contribute(0, LetterTo(0, 2, 4), Now()).ok());
+  EXPECT_THAT(std::string(job.sink(1).failures.at(0).message()),
+              HasSubstr("cannot arrive: node 2 (host2) has left"));
+}
+
 TEST(JobLettersTest, LettersThatAreNotTakenAreBounded) {
   TestJob job({1, 1});
   constexpr size_t kBytes = 1024;

@@ -122,6 +122,7 @@ void NodeJob::WakeAll() {
   runner_.Wake();
   collectives_.Wake();
   kept_.Wake();
+  post_.Wake();
 }
 
 absl::Status NodeJob::ProbeGpu(const ipc::Hello& hello) const {
@@ -252,6 +253,8 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
   // gives that as the reason.
   if (!departure.failure.ok()) Fail(departure.failure);
   if (departure.was_last) {
+    // What the workers have sent may still be on its way.
+    post_.Drain(Now() + patience_.silence.sidecar(), [this] { return !outcome_.Check().ok(); });
     outcome_.End();
     return WakeAll();
   }

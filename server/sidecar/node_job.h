@@ -93,7 +93,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   void Fail(const absl::Status& reason);
 
   // The last worker has left: the job is over, and to be stopped.
-  bool IsFinished() const { return roster_.IsOver(); }
+  bool IsFinished() const { return roster_.IsOver() && !outcome_.Check().ok(); }
   // Ends the threads, after the workers and shards have been told of a failure. Idempotent; must
   // come before the last reference goes, and not from an event.
   void Stop();

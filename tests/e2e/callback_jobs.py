@@ -28,6 +28,42 @@ def late_callbacks() -> list[float]:
     return sums
 
 
+def waiting_callbacks() -> list[float]:
+    """Waits in a collective's callback for the next one, which the main thread has begun too.
+
+    Rank 0 begins the second one late, so that the others' callbacks have to wait for it.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    sums = []
+    for step in range(3):
+        first, second = torch.ones(4), torch.full((4,), 2.0)
+        works = [dist.all_reduce(first, async_op=True)]
+        if dist.get_rank() == 0:
+            store.wait([f"rank 1 waits in step {step}"])
+        works.append(dist.all_reduce(second, async_op=True))
+
+        def use(_: object, second: object = works[1], step: int = step) -> None:
+            store.set(f"rank {dist.get_rank()} waits in step {step}", "")
+            second.wait()
+
+        works[0].get_future().then(use).wait()
+        sums += [float(first[0]), float(second[0])]
+    return sums
+
+
+def callbacks_of_gloo() -> list[float]:
+    """Adds callbacks to Gloo's futures, before these are complete and after, by odd and even."""
+    gloo = dist.new_group(backend="gloo")
+    sums = []
+    for step in range(5):
+        theirs = dist.all_reduce(torch.ones(4), group=gloo, async_op=True)
+        if dist.get_rank() % 2 == 0:
+            theirs.wait()
+        in_callback = theirs.get_future().then(lambda _, step=step: _sum(100.0 * (step + 1)))
+        sums += [_sum(10.0), in_callback.wait()]
+    return sums
+
+
 def _sum(value: float) -> float:
     work = dist.all_reduce(tensor := torch.full((4,), value), async_op=True)
     work.get_future().wait()

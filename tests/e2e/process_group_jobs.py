@@ -14,11 +14,17 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
-from callback_jobs import late_callbacks, powersgd_of_torch
+from callback_jobs import (
+    callbacks_of_gloo,
+    late_callbacks,
+    powersgd_of_torch,
+    waiting_callbacks,
+)
 from jobs import outcome
 from random_collectives import random_collectives, random_large_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from waiting import until
 
 from thalweg.cli._look import look_at_sidecar
 
@@ -42,17 +48,67 @@ def seen_from_outside() -> list[Any]:
     seen: list[Any] = []
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(1000), async_op=True)
-        while len(seen) < 2:  # until the sidecar has heard of it
+
+        def both() -> list[Any]:
             answer = look_at_sidecar(os.environ["HTTP"])
             assert not answer.error, answer.error
             [job] = answer.jobs
-            seen = job["collectives"]
+            return job["collectives"] if len(job["collectives"]) == 2 else []
+
+        seen = until("the second one at the sidecar", both, 20, every=0.01)
         store.set("seen", "")
         work.wait()
     else:
         store.wait(["seen"])
         dist.all_reduce(torch.ones(1000))
     return seen
+
+
+def gradients_through_views() -> list[float]:
+    """Reduces a view that is not contiguous and requires a gradient, and a channels-last weight."""
+    leaf = torch.ones(3, 2, requires_grad=True)
+    view = (leaf * 2).t()
+    convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        dist.all_reduce(view)
+        dist.broadcast(convolution.weight, 0)
+    view.sum().backward()
+    assert leaf.grad is not None
+    return [*leaf.grad.flatten().tolist(), float(convolution.weight.sum())]
+
+
+def many_in_flight() -> float:
+    """Begins 3000 collectives and as many messages before it waits for the first one."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [torch.ones(3) for _ in range(3000)]
+    got = [torch.zeros(3) for _ in tensors]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    works += [dist.irecv(tensor, (rank - 1) % size) for tensor in got]
+    works += [dist.isend(torch.ones(3), (rank + 1) % size) for _ in tensors]
+    for work in works:
+        work.wait()
+    summed, received = (float(torch.stack(each).sum()) for each in (tensors, got))
+    return summed / size + received
+
+
+def groups_of_a_store_that_stays() -> list[float]:
+    """Makes the default group and a part of it again and again, over a store that remembers, as
+    torchrun's does. The part's first rank comes last.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sums = []
+    for cycle in range(3):
+        dist.destroy_process_group()
+        kept = dist.PrefixStore("kept", store)
+        dist.init_process_group("thalweg", store=kept, rank=rank, world_size=size)
+        if rank == 0:
+            store.wait([f"{other} makes a part in {cycle}" for other in range(1, size)])
+        store.set(f"{rank} makes a part in {cycle}", "")
+        part = dist.new_group(list(range(size)))
+        dist.all_reduce(tensor := torch.ones(1), group=part)
+        sums.append(float(tensor))
+    return sums
 
 
 def _train(group: Any, steps: int = 4) -> torch.Tensor:
@@ -164,7 +220,12 @@ JOBS = {
         seen_from_outside,
         groups_from_threads,
         late_callbacks,
+        waiting_callbacks,
+        callbacks_of_gloo,
         powersgd_of_torch,
+        gradients_through_views,
+        many_in_flight,
+        groups_of_a_store_that_stays,
         many_collectives,
         refused,
         mismatched,

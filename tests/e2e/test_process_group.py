@@ -86,6 +86,35 @@ def test_callbacks_call_collectives_in_their_own_order_whoever_runs_them(nodes, 
     assert run("late_callbacks", tmp_path, nodes, shards) == [expected] * world
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[:2])
+def test_callback_may_wait_for_a_collective_that_began_beside_its_own(nodes, shards, tmp_path):
+    world = sum(nodes)
+    expected = [1.0 * world, 2.0 * world] * 3
+    assert run("waiting_callbacks", tmp_path, nodes, shards) == [expected] * world
+
+
+def test_callbacks_of_another_back_end_call_collectives_in_their_own_order(tmp_path):
+    expected = [sum_ for step in range(5) for sum_ in (10.0 * 2, 100.0 * (step + 1) * 2)]
+    assert run("callbacks_of_gloo", tmp_path, (2,), 0) == [expected] * 2
+
+
+def test_tensor_that_is_not_contiguous_and_requires_a_gradient_keeps_its_history(tmp_path):
+    first, second = run("gradients_through_views", tmp_path, (2,), 0)
+    assert first[:6] == second[:6] == [2.0] * 6
+    assert first[6] == second[6]
+
+
+@pytest.mark.parametrize("nodes", [(2,), (1, 1)])
+def test_thousands_of_collectives_and_messages_may_be_in_flight(nodes, tmp_path):
+    assert run("many_in_flight", tmp_path, nodes, 0) == [2 * 3000 * 3.0] * 2
+
+
+@pytest.mark.parametrize("nodes", [(3,), (1, 1)])
+def test_groups_made_again_over_a_store_that_stays_are_new_ones(nodes, tmp_path):
+    world = sum(nodes)
+    assert run("groups_of_a_store_that_stays", tmp_path, nodes, 0) == [[1.0 * world] * 3] * world
+
+
 @pytest.mark.parametrize(("nodes", "shards"), PLACES[1:3])
 def test_torchs_powersgd_hook_gives_the_same_with_many_buckets_as_with_one(nodes, shards, tmp_path):
     for result in run("powersgd_of_torch", tmp_path, nodes, shards):

@@ -458,7 +458,7 @@ TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
         session->Reduce({0, 0}, Gradient()).status(), session->LoadCodecState({}),
         session->WriteWeights({0, 0}, 0, {}, 0)};
     const bool refused = std::all_of(answers.begin(), answers.end(), absl::IsFailedPrecondition);
-    session->Abort();
+    session->Abort("it has aborted the job");
     session.reset();
     char byte;
     // The child lives until the parent has seen that its session works and ends without it.

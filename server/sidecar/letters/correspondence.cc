@@ -17,9 +17,13 @@ std::optional<Correspondence::Outgoing> Correspondence::Next() {
     next.letter.taken = told_ = taken_;
     return Outgoing{++written_, Seal(next.letter, std::move(next.body))};
   }
-  if (taken_ - told_ < (window_ + 1) / 2) return std::nullopt;
+  const bool asks = settles_ && confirmed_ < written_ && asked_ < written_;
+  const uint64_t untold = taken_ - told_;
+  if (!asks && untold < (tells_at_once_ ? 1 : (window_ + 1) / 2)) return std::nullopt;
   told_ = taken_;
-  return Outgoing{0, Seal({.kind = LetterKind::kReceipt, .taken = taken_}, {})};
+  if (asks) asked_ = written_;
+  return Outgoing{
+      0, Seal({.kind = LetterKind::kReceipt, .message = asks ? 1u : 0u, .taken = taken_}, {})};
 }
 
 absl::StatusOr<std::vector<OpenedLetter>> Correspondence::Take(uint64_t number, Payload sealed) {
@@ -35,7 +39,10 @@ absl::StatusOr<std::vector<OpenedLetter>> Correspondence::Take(uint64_t number, 
   }
   confirmed_ = std::max(confirmed_, letter.taken);
   std::vector<OpenedLetter> in_order;
-  if (is_receipt) return in_order;
+  if (is_receipt) {
+    tells_at_once_ = tells_at_once_ || letter.message > 0;
+    return in_order;
+  }
   early_.emplace(number, std::move(opened));
   while (!early_.empty() && early_.begin()->first == taken_ + 1) {
     in_order.push_back(std::move(early_.begin()->second));

@@ -25,6 +25,13 @@ class Correspondence {
     queue.push_back({letter, std::move(body)});
   }
 
+  // From now on each end confirms at once what it takes: this node waits for it.
+  void Settle() { settles_ = tells_at_once_ = true; }
+  // Returns whether all that was written has gone, and the other node has taken it.
+  bool is_settled() const {
+    return requests_.empty() && waiting_.empty() && confirmed_ == written_;
+  }
+
   struct Outgoing {
     uint64_t number = 0;  // from 1; 0: a receipt, which has none
     Payload sealed;
@@ -45,6 +52,9 @@ class Correspondence {
   uint64_t taken_ = 0;                // number of the other node's last letter that has been read
   uint64_t told_ = 0;                 // the same, as the other node knows it
   std::map<uint64_t, OpenedLetter> early_;  // by number
+  bool settles_ = false;
+  bool tells_at_once_ = false;
+  uint64_t asked_ = 0;  // `written_` when the other node was asked to confirm it
 };
 
 }  // namespace thalweg

@@ -14,7 +14,7 @@ enum class LetterKind : uint32_t {
   kOffer = 1,    // a worker sends a message; a short one is the letter's body
   kRequest = 2,  // the receiver has come: from `message` it wants the bytes up to `offset`
   kBody = 3,     // bytes of `message`, from `offset` on
-  kReceipt = 4,  // says nothing but `taken`
+  kReceipt = 4,  // says nothing but `taken`; message 1: confirm what you take at once from now on
 };
 
 // Numbers of messages count what one node's workers send to the other node's, from 1.
@@ -25,9 +25,9 @@ struct Letter {
   uint32_t to = 0;     // rank in the group
   uint64_t tag = 0;
   uint64_t bytes = 0;
-  uint64_t message = 0;  // not in a receipt
-  uint64_t offset = 0;   // in a request or body
-  uint64_t taken = 0;    // how many letters the writer has taken from the reader
+  uint64_t message = 0;
+  uint64_t offset = 0;  // in a request or body
+  uint64_t taken = 0;   // how many letters the writer has taken from the reader
 
   bool operator==(const Letter&) const = default;
 };

@@ -138,6 +138,31 @@ std::shared_ptr<Receiving> Want(uint32_t from, uint64_t tag) {
   return receive;
 }
 
+TEST(CorrespondenceTest, EndsThatSettleConfirmAtOnceWhatTheyHaveTaken) {
+  Correspondence one(16), other(16);
+  EXPECT_TRUE(one.is_settled());
+  one.Write(Offering(1), PayloadOf("a"));
+  EXPECT_FALSE(one.is_settled());
+  const auto first = one.Next();
+  ASSERT_TRUE(other.Take(first->number, first->sealed).ok());
+  EXPECT_FALSE(other.Next().has_value());  // far from a window
+  one.Settle();
+  const auto asks = one.Next();
+  ASSERT_TRUE(asks.has_value());
+  EXPECT_EQ(asks->number, 0u);
+  EXPECT_FALSE(one.Next().has_value());  // once is enough
+  ASSERT_TRUE(other.Take(0, asks->sealed).ok());
+  const auto receipt = other.Next();
+  ASSERT_TRUE(receipt.has_value());
+  ASSERT_TRUE(one.Take(receipt->number, receipt->sealed).ok());
+  EXPECT_TRUE(one.is_settled());
+  // What comes later is confirmed at once, too.
+  one.Write(Offering(2), PayloadOf("b"));
+  const auto second = one.Next();
+  ASSERT_TRUE(other.Take(second->number, second->sealed).ok());
+  EXPECT_TRUE(other.Next().has_value());
+}
+
 TEST(MailboxTest, OffersAndReceivesMeetBySourceAndTagInOrder) {
   Mailbox box;
   EXPECT_EQ(box.Put({.from = 1, .tag = 5, .bytes = 1}), nullptr);

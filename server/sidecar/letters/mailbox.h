@@ -4,6 +4,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "server/sidecar/letters/message.h"
 
@@ -17,6 +18,8 @@ class Mailbox {
   std::shared_ptr<Receiving> Put(Offer offer);
   // Returns whether there was an offer, which then is the receive's. Otherwise keeps the receive.
   bool Ask(const std::shared_ptr<Receiving>& receive);
+  // Gives up the offers that nobody has taken.
+  std::list<Offer> TakeOffers() { return std::exchange(offers_, {}); }
 
  private:
   std::list<Offer> offers_;

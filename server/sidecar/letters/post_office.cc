@@ -288,6 +288,7 @@ absl::Status PostOffice::ReadLocked(uint32_t node, OpenedLetter opened, Copies& 
     if (bytes != 0 && bytes != letter.bytes) return refused("offers come with all bytes or none");
     Offer offer{letter.from, letter.tag, letter.bytes, node, letter.message, std::move(opened.body),
                 nullptr};
+    if (is_draining_) return DismissLocked(offer);
     const auto receive = mailboxes_[{letter.group, letter.to}].Put(std::move(offer));
     return receive == nullptr ? absl::OkStatus() : MatchedLocked(receive, copies);
   }
@@ -351,6 +352,7 @@ void PostOffice::Act() {
     {
       MutexLock lock(mutex_);
       is_acting_ = false;
+      if (is_draining_) changed_.NotifyAll();
     }
     if (!status.ok()) return listener_.OnCollectiveFailed(status);
   }

@@ -61,6 +61,15 @@ class PostOffice {
     return calls_.NoteLeft(local_rank, name);
   }
 
+  // All workers of this node have left. Takes for received what others have sent to them, and waits
+  // until the others have received what they have sent, and have taken all letters; at most until
+  // `deadline`, or until Wake() finds that the job `has_ended`.
+  void Drain(TimePoint deadline, const std::function<bool()>& has_ended);
+  void Wake() {
+    MutexLock lock(mutex_);
+    changed_.NotifyAll();
+  }
+
   // Returns DeadlineExceeded, naming worker, peer and tag, when a message did not pass in time.
   absl::Status CheckLate(TimePoint now) const {
     MutexLock lock(mutex_);
@@ -95,6 +104,8 @@ class PostOffice {
   void AskLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SentLocked(Sending& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_t bytes);
+  // Tells the sender of a short message that it need not wait for it any longer; always OK.
+  absl::Status DismissLocked(const Offer& offer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Correspondence& WithLocked(uint32_t node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Does what is to be done without the lock, in order, unless another thread is at it.
   void Act();
@@ -108,6 +119,8 @@ class PostOffice {
   const uint64_t short_bytes_;  // the longest message that comes with its offer
 
   mutable Mutex mutex_;
+  CondVar changed_;  // for Drain
+  bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint32_t, GroupState> groups_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<uint32_t, uint32_t>, Mailbox> mailboxes_
       ABSL_GUARDED_BY(mutex_);  // by group and rank

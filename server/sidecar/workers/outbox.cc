@@ -54,9 +54,10 @@ absl::Status Outbox::PostLocked(const ipc::Message& message, std::string frame, 
     last.sent = *sent;
     if (last.sent == last.frame.size()) return absl::OkStatus();
     last_room_ = Now();
-  } else if (pending_.size() >= limits_.messages) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("does not read: ", pending_.size(), " messages to it are pending"));
+  } else if (bytes_ + last.Bytes() > limits_.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("does not read: ", pending_.size(),
+                                                     " messages of ", bytes_ >> 10,
+                                                     " KiB to it are pending"));
   }
   if (fd >= 0 && last.sent == 0) {
     last.fd = UniqueFd(dup(fd));
@@ -65,6 +66,7 @@ absl::Status Outbox::PostLocked(const ipc::Message& message, std::string frame, 
           absl::StrCat("cannot be sent ", Name(message), ": this process has no descriptors left"));
     }
   }
+  bytes_ += last.Bytes();
   pending_.push_back(std::move(last));
   changed_.NotifyAll();
   return absl::OkStatus();
@@ -73,6 +75,7 @@ absl::Status Outbox::PostLocked(const ipc::Message& message, std::string frame, 
 void Outbox::CloseLocked() {
   closed_ = true;
   pending_.clear();
+  bytes_ = 0;
   changed_.NotifyAll();
 }
 
@@ -115,7 +118,9 @@ void Outbox::SendPending() {
     if (*sent == 0) return;
     last_room_ = Now();
     next.sent += *sent;
-    if (next.sent == next.frame.size()) pending_.pop_front();
+    if (next.sent < next.frame.size()) continue;
+    bytes_ -= next.Bytes();
+    pending_.pop_front();
   }
   changed_.NotifyAll();
 }

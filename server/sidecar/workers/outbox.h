@@ -23,7 +23,7 @@ namespace thalweg {
 class Outbox {
  public:
   struct Limits {
-    size_t messages = 1024;            // in the queue
+    size_t bytes = 16 << 20;           // of the queue
     Duration patience = kSendTimeout;  // how long the worker may read nothing
   };
 
@@ -55,6 +55,8 @@ class Outbox {
     std::string frame;
     UniqueFd fd;
     size_t sent = 0;  // bytes
+
+    size_t Bytes() const { return frame.size() + sizeof(*this); }
   };
 
   absl::Status PostLocked(const ipc::Message& message, std::string frame, int fd)
@@ -72,6 +74,7 @@ class Outbox {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of what is pending
   TimePoint last_room_ ABSL_GUARDED_BY(mutex_);  // when the socket last took something, or had to
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is sent any more
 

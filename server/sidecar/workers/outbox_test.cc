@@ -27,6 +27,7 @@ class OutboxTest : public ::testing::Test {
     outbox_ = std::make_unique<Outbox>(std::make_shared<Connection>(UniqueFd(fds[0])), limits,
                                        [this](const absl::Status& why) { stuck_.set_value(why); });
   }
+  static constexpr size_t kThree = 1'000'000;  // bytes: three big messages fit in, and no fourth
   // Far more than a socket takes, in frames that it takes in several pieces.
   static ipc::Message Big(uint64_t number) {
     return ipc::Welcome{number, 0, std::string(300'000, 'x'), 0};
@@ -43,7 +44,7 @@ class OutboxTest : public ::testing::Test {
 };
 
 TEST_F(OutboxTest, MessagesToAWorkerThatReadsLateArriveInOrderWithTheirDescriptors) {
-  Open({.messages = 100, .patience = kTestPatience});
+  Open({.bytes = 100 * kThree, .patience = kTestPatience});
   constexpr uint64_t kMessages = 50;
   for (uint64_t i = 0; i < kMessages; ++i) {
     const bool has_fd = i % 2 == 0;
@@ -58,15 +59,15 @@ TEST_F(OutboxTest, MessagesToAWorkerThatReadsLateArriveInOrderWithTheirDescripto
 }
 
 TEST_F(OutboxTest, FullQueueIsReportedOnceAndThePosterGoesOn) {
-  Open({.messages = 3, .patience = kTestPatience});
+  Open({.bytes = kThree, .patience = kTestPatience});
   for (uint64_t i = 0; i < 100; ++i) outbox_->Post(Big(i));  // a second report would throw
   const absl::Status why = Stuck();
   EXPECT_EQ(why.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(why.message()), HasSubstr("3 messages to it are pending"));
+  EXPECT_THAT(std::string(why.message()), HasSubstr("3 messages of 8"));
 }
 
 TEST_F(OutboxTest, WorkerThatReadsNothingForTooLongIsReported) {
-  Open({.messages = 3, .patience = std::chrono::milliseconds(20)});
+  Open({.bytes = kThree, .patience = std::chrono::milliseconds(20)});
   for (uint64_t i = 0; i < 2; ++i) outbox_->Post(Big(i));
   const absl::Status why = Stuck();
   EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded);
@@ -74,7 +75,7 @@ TEST_F(OutboxTest, WorkerThatReadsNothingForTooLongIsReported) {
 }
 
 TEST_F(OutboxTest, FlushWaitsForWhatIsPending) {
-  Open({.messages = 3, .patience = kTestPatience});
+  Open({.bytes = kThree, .patience = kTestPatience});
   for (uint64_t i = 0; i < 2; ++i) outbox_->Post(Big(i));
   auto read = std::async(std::launch::async, [this] {
     for (uint64_t i = 0; i < 2; ++i) {
@@ -88,7 +89,7 @@ TEST_F(OutboxTest, FlushWaitsForWhatIsPending) {
 }
 
 TEST_F(OutboxTest, WorkerThatHasGoneIsLeftToItsReader) {
-  Open({.messages = 3, .patience = kTestPatience});
+  Open({.bytes = kThree, .patience = kTestPatience});
   for (uint64_t i = 0; i < 2; ++i) outbox_->Post(Big(i));
   worker_.reset();
   outbox_->Flush(Now() + kTestPatience);

@@ -6,6 +6,7 @@ process group, every other group becomes one of its session's.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -155,11 +156,21 @@ def running_sidecar() -> tuple[str, bool]:
 def _tell_callbacks() -> None:
     """Counts collectives of a future's callbacks as theirs, whichever thread runs them.
 
-    A rank's callback runs on the completion thread, or on the thread that adds it if the collective
-    has ended by then: which one is chance, and must not change the order of collectives.
+    A rank's callback runs on the completion thread, on one of another back end, or on the thread
+    that adds it if the collective has ended by then: which one is chance, and must not change the
+    order of collectives.
     """
     for name in ("then", "add_done_callback"):
-        _patches.install("process_group", torch._C.Future, name, _C.call_in_callback)
+        _patches.install("process_group", torch._C.Future, name, _add)
+
+
+def _add(
+    add: Callable[..., Any],
+    future: torch._C.Future,
+    /,
+    callback: Callable[[torch._C.Future], Any],
+) -> Any:  # noqa: ANN401 - what the callback's caller gets
+    return add(future, functools.partial(_C.call_in_callback, callback))
 
 
 def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own type

@@ -1,0 +1,30 @@
+// CallMemory is what a call of a process group copies from and into.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "client/torch/collective_work.h"
+
+namespace thalweg {
+
+// What a call's bytes lie in until it has ended, and what is copied then. Thread-compatible.
+class CallMemory {
+ public:
+  // Returns the bytes of a tensor's values, on the CPU and without gaps.
+  std::span<const std::byte> Given(const at::Tensor& tensor);
+  // Returns where the values belong that the tensor gets.
+  std::span<std::byte> Got(const at::Tensor& tensor);
+  // Lets the work keep all of it, and copy results before anybody sees it complete.
+  void Attach(CollectiveWork& work) &&;
+
+ private:
+  std::vector<at::Tensor> kept_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // from, to
+};
+
+}  // namespace thalweg

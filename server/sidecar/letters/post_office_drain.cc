@@ -1,0 +1,52 @@
+// This file holds the part of PostOffice that lets a node leave when nobody needs it any more.
+#include <algorithm>
+
+#include "server/sidecar/letters/post_office.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kSettleTime = std::chrono::seconds(2);
+
+}  // namespace
+
+absl::Status PostOffice::DismissLocked(const Offer& offer) {
+  if (offer.local == nullptr && offer.body.SizeBytes() == offer.bytes) {
+    WithLocked(offer.node)
+        .Write({.kind = LetterKind::kRequest, .message = offer.message, .offset = offer.bytes}, {});
+  }
+  return absl::OkStatus();
+}
+
+void PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ended) {
+  {
+    MutexLock lock(mutex_);
+    is_draining_ = true;
+    for (auto& [to, mailbox] : mailboxes_) {
+      for (const Offer& offer : mailbox.TakeOffers()) DismissLocked(offer).IgnoreError();
+    }
+  }
+  Act();
+  {
+    MutexLock lock(mutex_);
+    // What its worker has not waited for is not waited for here either.
+    changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return has_ended() || std::none_of(sending_.begin(), sending_.end(),
+                                         [](const auto& each) { return each.second->is_done; });
+    });
+    for (auto& [node, with] : with_) {
+      with.Settle();
+      WithLocked(node);
+    }
+  }
+  Act();
+  MutexLock lock(mutex_);
+  // A node that has left confirms nothing any more.
+  deadline = std::min(deadline, Now() + kSettleTime);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return has_ended() || std::all_of(with_.begin(), with_.end(),
+                                      [](const auto& each) { return each.second.is_settled(); });
+  });
+}
+
+}  // namespace thalweg
