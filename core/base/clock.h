@@ -17,8 +17,12 @@ inline double ToSeconds(Duration d) { return std::chrono::duration<double>(d).co
 inline int64_t ToNanos(Duration d) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
 }
+// Returns ten years at most, also for what is no number: a deadline so far off still is a
+// TimePoint.
 inline Duration FromSeconds(double s) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
+  constexpr double kMost = 3600.0 * 24 * 365 * 10;
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(s < kMost ? std::max(s, -kMost) : kMost));
 }
 // Returns a time that another process tells, or ten years if it tells more: a deadline so far off
 // still is a TimePoint.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,9 @@ struct JoinRequest {
   // How long a connection of this node may be away and come back; its lease covers that.
   Duration grace{};
   Losses losses = {};
+  // Ends the waits of a call to a RemoteShard early, which then returns Cancelled. It never leaves
+  // the process.
+  std::stop_token stop = {};
   // Set when the job has begun on this shard and the shard has forgotten it: the last rounds whose
   // results this node has, 0 for chunks that other shards sum. At most kMaxResumedChunks numbers.
   // chunk_bytes and window_chunks are then what the shard answered at first.

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
@@ -33,8 +34,9 @@ class Shard {
   virtual ~Shard() = default;
 
   // Measures the link to this shard; takes some tens of milliseconds. Errors: Unavailable (no
-  // aggregator there), DeadlineExceeded.
-  virtual absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) = 0;
+  // aggregator there), DeadlineExceeded, Cancelled (by `stop`).
+  virtual absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline,
+                                                const std::stop_token& stop) = 0;
 
   // Blocks until all nodes of the job have joined, or `deadline`. `events`, not null, hears what
   // the shard says to the member; its ownership is shared because the shard may be about to call
@@ -42,7 +44,7 @@ class Shard {
   // AlreadyExists (that node has joined), DeadlineExceeded (names the missing nodes), Unavailable
   // (no aggregator there), PermissionDenied (the identity has not been proved, or the shard does
   // not serve the job, or not to this peer), ResourceExhausted (the shard or the peer's tenant has
-  // too many jobs, or too little memory).
+  // too many jobs, or too little memory), Cancelled (by the request's `stop`).
   virtual absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                        std::shared_ptr<MemberEvents> events,
                                                        TimePoint deadline) = 0;

@@ -10,12 +10,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/base/awake_time.h"
 #include "server/base/printable.h"
 
 namespace thalweg {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
+// After a longer time without a tick nodes may have spoken that were not heard. The shortest lease
+// has room for it beside an interval of heartbeats.
+constexpr Duration kLongestTick = std::chrono::seconds(1);
 constexpr uint32_t kMaxNodes = 1024;  // of a job; ShardServer lets as many wait
 
 absl::Status Invalid(const JoinRequest& r, const std::string& what) {
@@ -311,6 +315,7 @@ void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>
 
 void Aggregator::TickLoop() {
   TimePoint next = Now();
+  AwakeTime awake(next, kLongestTick);
   while (true) {
     {
       MutexLock lock(mutex_);
@@ -319,17 +324,18 @@ void Aggregator::TickLoop() {
               mutex_, next, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok(); }))
         return;
     }
-    Tick(Now());
+    const TimePoint now = Now();
+    Tick(now, awake.Look(now));
   }
 }
 
-void Aggregator::Tick(TimePoint now) {
+void Aggregator::Tick(TimePoint now, TimePoint awake_since) {
   std::vector<std::shared_ptr<Job>> jobs;
   {
     MutexLock lock(mutex_);
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
   }
-  for (const auto& job : jobs) job->Tick(now);
+  for (const auto& job : jobs) job->Tick(now, awake_since);
 }
 
 void Aggregator::Stop(const absl::Status& why) {

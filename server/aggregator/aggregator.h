@@ -70,7 +70,9 @@ class Aggregator : public ServedShard {
   ~Aggregator() override;  // calls Stop
 
   // Returns the default, because no network lies between the shard and its direct caller.
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+    return LinkSpeed{};
+  }
   GiveUp BeginJoin(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint deadline,
                    Joined joined) override;
   bool HasPolicy() const override { return options_.policy != nullptr; }
@@ -80,8 +82,8 @@ class Aggregator : public ServedShard {
   std::unique_ptr<Hosting> Host(const std::string& job, const std::string& identity);
 
   // Fails the jobs in which a round or a lease has timed out. The aggregator calls it often by
-  // itself.
-  void Tick(TimePoint now);
+  // itself. This process has run since `awake_since`.
+  void Tick(TimePoint now, TimePoint awake_since = TimePoint::min());
   // Fails every job with `why`, present and future ones. Idempotent.
   void Stop(const absl::Status& why);
   // Returns the state of the shard and its jobs. Cheap enough to call every second.

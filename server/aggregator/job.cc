@@ -186,9 +186,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     // This runs under the same lock, so that no other call finds the node gone and reports that as
     // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
-    const bool has_ended_well = members_.IsEmpty() && failure_.ok();
-    if (has_ended_well) metrics_.jobs_ended.Add(absl::StatusCode::kOk);
-    needs_no_snapshots = has_ended_well && takes_snapshots_;
+    needs_no_snapshots = NoteEndLocked();
     UpdateMemoryLocked();
   }
   if (needs_no_snapshots) snapshots_->Forget(spec_.identity);
@@ -196,21 +194,31 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   Tell(sinks, OfJob(spec_.job, failure));
 }
 
-void Job::Tick(TimePoint now) {
+bool Job::NoteEndLocked() {
+  if (!members_.IsEmpty() || !failure_.ok()) return false;
+  metrics_.jobs_ended.Add(absl::StatusCode::kOk);
+  return takes_snapshots_;
+}
+
+void Job::Tick(TimePoint now, TimePoint awake_since) {
   absl::Status failure;
   std::vector<Loss> losses;
+  bool needs_no_snapshots = false;
   {
     MutexLock lock(mutex_);
-    failure = FindFailureLocked(now, &losses);
+    failure = FindFailureLocked(now, awake_since, &losses);
+    if (failure.ok() && !losses.empty()) needs_no_snapshots = NoteEndLocked();
   }
+  if (needs_no_snapshots) snapshots_->Forget(spec_.identity);
   for (const Loss& loss : losses) Conclude(loss);
   if (!failure.ok()) Fail(failure);
   AnswerWaiting(now);
 }
 
-absl::Status Job::FindFailureLocked(TimePoint now, std::vector<Loss>* losses) {
+absl::Status Job::FindFailureLocked(TimePoint now, TimePoint awake_since,
+                                    std::vector<Loss>* losses) {
   if (!failure_.ok()) return absl::OkStatus();
-  for (const Members::Finding& silent : members_.Silent(now)) {
+  for (const Members::Finding& silent : members_.Silent(now, awake_since)) {
     THALWEG_ASSIGN_OR_RETURN(std::optional<Loss> loss, LoseLocked(silent.node, silent.why, now));
     if (!loss) return silent.why;
     losses->push_back(*std::move(loss));

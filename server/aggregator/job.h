@@ -116,8 +116,9 @@ class Job {
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
 
-  // Fails the job when a round, a lease or the wait for its nodes has timed out.
-  void Tick(TimePoint now);
+  // Fails the job when a round, a lease or the wait for its nodes has timed out. This process has
+  // run since `awake_since`.
+  void Tick(TimePoint now, TimePoint awake_since = TimePoint::min());
   void Fail(const absl::Status& reason);
   // Fails it if nodes are still missing, and answers those that wait for them. (job_terms.cc)
   void FailUnlessBegun(const absl::Status& reason);
@@ -286,8 +287,11 @@ class Job {
   absl::Status AddToLossLocked(RoundEngine::Removed removed, uint32_t node, const absl::Status& why,
                                TimePoint now, Loss* loss) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why the job fails now; OK if it does not. Adds what silent nodes are lost.
-  absl::Status FindFailureLocked(TimePoint now, std::vector<Loss>* losses)
+  absl::Status FindFailureLocked(TimePoint now, TimePoint awake_since, std::vector<Loss>* losses)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts the job's end if its last node is gone and it has not failed; returns whether its
+  // snapshots are not needed any more.
+  bool NoteEndLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

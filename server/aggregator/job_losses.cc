@@ -18,10 +18,11 @@ absl::StatusOr<std::optional<Job::Loss>> Job::LoseLocked(uint32_t node, const ab
   spdlog::warn("job '{}': goes on without {}: {}", spec_.job, members_.Name(node), change.why);
   metrics_.lost_nodes.Add(1);
   if (was_present) metrics_.nodes.Add(-1);
-  Loss loss{{}, std::exchange(peers_[node].sink, nullptr), why};
+  Loss loss{{}, nullptr, why};
   THALWEG_RETURN_IF_ERROR(AddToLossLocked(engine_.Remove(node, now), node, why, now, &loss));
   THALWEG_RETURN_IF_ERROR(AddToLossLocked(quorum_.Remove(node, now), node, why, now, &loss));
   UpdateMemoryLocked();
+  loss.sink = std::exchange(peers_[node].sink, nullptr);  // a job that fails tells it with the rest
   return loss;
 }
 

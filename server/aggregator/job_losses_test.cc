@@ -104,6 +104,25 @@ TEST_F(JobLossesTest, SilentNodeIsLostAndToldSo) {
   ExpectMean({0, 2}, 1, 2, 2);
 }
 
+TEST_F(JobLossesTest, NodesThatAProcessCouldNotHearAreNotLost) {
+  const TimePoint resumed = start_ + std::chrono::minutes(1);
+  job_->Tick(resumed, resumed);
+  const TimePoint late = resumed + kGrace + kHeartbeatInterval + std::chrono::milliseconds(1);
+  for (const uint32_t node : {0, 2}) ASSERT_TRUE(job_->Heartbeat(node, late).ok());
+  EXPECT_EQ(Lost(), 0);
+  job_->Tick(late, resumed);  // node 1 has not spoken since
+  EXPECT_EQ(Lost(), 1);
+}
+
+TEST_F(JobLossesTest, JobEndsWellWhenItsLastNodeIsLostAfterTheOthersHaveLeft) {
+  for (const uint32_t node : {0, 2}) job_->RemoveMember(node, absl::OkStatus());
+  job_->Tick(start_ + kGrace + std::chrono::minutes(1));
+  EXPECT_TRUE(job_->IsEmpty());
+  EXPECT_EQ(Lost(), 1);
+  EXPECT_EQ(registry_.GetCounter("thalweg_shard_jobs_ended_total", "", {{"outcome", "ok"}}).Value(),
+            1);
+}
+
 TEST_F(JobLossesTest, JobWithTooFewNodesFails) {
   job_->RemoveMember(1, kWhy);
   job_->RemoveMember(2, kWhy);

@@ -47,7 +47,13 @@ std::function<void()> Job::Forget(const JoinRequest& request) {
                    absl::NotFoundError(absl::StrCat("node ", request.node, " (", request.node_name,
                                                     ") has been restarted, and all nodes join "
                                                     "this shard again")));
-  return [this, why = failure_, sinks = ReleaseLocked()] {
+  auto sinks = ReleaseLocked();
+  for (uint32_t node = 0; node < peers_.size(); ++node) {  // their callers may be dead
+    if (!members_.Leave(node)) continue;
+    peers_[node].sink = nullptr;
+    metrics_.nodes.Add(-1);
+  }
+  return [this, why = failure_, sinks = std::move(sinks)] {
     Tell(sinks, why);
     AnswerWaiting(Now());
   };

@@ -59,6 +59,8 @@ class RestartedNodeTest : public ::testing::Test {
     Join(request, life);
   }
 
+  double Nodes() { return registry_.GetGauge("thalweg_shard_nodes", "").Value(); }
+
   void ExpectThatTheJobGoesOn() {
     for (Life& life : lives_) {
       EXPECT_TRUE((*life.member)->Heartbeat(Now() + kTestPatience).ok());
@@ -83,8 +85,11 @@ TEST_F(RestartedNodeTest, AllNodesJoinAgainAndGoOn) {
     EXPECT_THAT(std::string(life.sink->failures[0].message()),
                 HasSubstr("node 1 (host1) has been restarted"));
     EXPECT_TRUE(absl::IsNotFound((*life.member)->Heartbeat(Now() + kTestPatience).status()));
-    (*life.member)->Leave(absl::OkStatus());
   }
+  // Those of the earlier job count no more, whether or not their callers still live.
+  EXPECT_EQ(Nodes(), 1);
+  for (Life& life : lives_) (*life.member)->Leave(absl::OkStatus());
+  EXPECT_EQ(Nodes(), 1);
   Resume(0, 4, next[0]);
   for (Life& life : next) {
     ASSERT_TRUE(life.member.ok()) << life.member.status();

@@ -24,9 +24,6 @@
 namespace thalweg {
 namespace {
 
-constexpr Duration kSignalPoll = std::chrono::milliseconds(200);
-constexpr Duration kStopGrace = std::chrono::seconds(2);
-
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
   uint32_t threads = 0;  // 0 means auto
@@ -39,8 +36,7 @@ struct Flags {
 void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, KeptTlsFiles& tls,
                 Signals& signals) {
   while (!signals.Wait(kSignalPoll)) {
-    if (policy != nullptr) policy->Refresh(Now());
-    tls.Refresh(Now());
+    Refresh(policy, tls);
   }
   spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
                aggregator.num_jobs());
@@ -81,14 +77,8 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                                                .tls = tls->copies(),
                                                .memory_bytes = memory_bytes},
                                               aggregator, registry));
-  std::unique_ptr<HttpServer> http;
-  if (!flags.common.http.empty()) {
-    THALWEG_ASSIGN_OR_RETURN(
-        http, HttpServer::Start(
-                  {flags.common.http, tls->copies(), flags.common.http_token_file}, registry,
-                  [&] { return signals.Ready(); },
-                  [&](const std::string& path) { return site.Answer(path); }));
-  }
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http,
+                           StartHttp(flags.common, tls->copies(), registry, signals, site));
   const std::string page = http == nullptr ? "" : http->scheme() + "://" + http->address();
   spdlog::info("serving on {}{}{}", server->address(),
                flags.common.tls.enabled() ? " by mutual TLS" : "",

@@ -45,13 +45,6 @@ std::string WhyNoMemoryLimit(const std::string& text) {
                       "G");
 }
 
-// CLI::Range lets NaN through.
-std::string WhyNoDrainSeconds(const std::string& text) {
-  double seconds = 0;
-  if (absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= kMostDrainSeconds) return "";
-  return absl::StrCat("expected seconds from 0 to ", kMostDrainSeconds, ", got '", text, "'");
-}
-
 sigset_t HandledSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -128,6 +121,35 @@ absl::Status Signals::Ready() const {
   return absl::UnavailableError("shutting down: takes no new jobs");
 }
 
+absl::Status ParseSeconds(const std::string& text, double most, double* seconds) {
+  // NaN is neither below nor above a bound.
+  if (absl::SimpleAtod(text, seconds) && *seconds >= 0 && *seconds <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected seconds from 0 to ", most, ", got '", text, "'"));
+}
+
+CLI::Validator Seconds(double most) {
+  return {[most](const std::string& text) {
+            double seconds = 0;
+            return std::string(ParseSeconds(text, most, &seconds).message());
+          },
+          ""};
+}
+
+void Refresh(PolicyFile* policy, KeptTlsFiles& tls) {
+  if (policy != nullptr) policy->Refresh(Now());
+  tls.Refresh(Now());
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const CommonOptions& options,
+                                                      const TlsFiles& tls, MetricRegistry& registry,
+                                                      const Signals& signals, const Site& site) {
+  if (options.http.empty()) return nullptr;
+  return HttpServer::Start(
+      {options.http, tls, options.http_token_file}, registry, [&] { return signals.Ready(); },
+      [&](const std::string& path) { return site.Answer(path); });
+}
+
 void PrepareProcess() {
   // Debian's Abseil searches for deadlocks each time gRPC locks a mutex.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -165,7 +187,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
       ->type_name("auto|BYTES[K|M|G]");
   app.add_option("--drain-seconds", options->drain_seconds,
                  "How long SIGTERM lets running jobs finish")
-      ->check(WhyNoDrainSeconds);
+      ->check(Seconds(kMostDrainSeconds));
 
   app.set_version_flag("--version", std::string("thalweg ") + THALWEG_VERSION);
   app.add_flag_callback(

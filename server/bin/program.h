@@ -12,10 +12,16 @@
 #include "core/base/clock.h"
 #include "core/base/env.h"
 #include "server/base/metrics.h"
+#include "server/http/http_server.h"
+#include "server/net/kept_tls_files.h"
 #include "server/net/tls_files.h"
+#include "server/page/site.h"
 #include "server/policy/policy_file.h"
 
 namespace thalweg {
+
+inline constexpr Duration kSignalPoll = std::chrono::milliseconds(100);  // a signal is seen so late
+inline constexpr Duration kStopGrace = std::chrono::seconds(2);  // for streams to send their last
 
 // A Signals blocks SIGTERM and SIGINT in this thread and those it starts later, so that Wait sees
 // them. Construct it first in main, before any thread.
@@ -50,8 +56,15 @@ struct CommonOptions {
 };
 void AddCommonOptions(CLI::App& app, CommonOptions* options);
 
-// Returns memory_limit, or if that is 0, half of what this process may use (MemoryLimit in
-// core/base). gRPC may hold as much of what arrives, and both fit into what the process may use.
+inline constexpr double kMostTimeout = 86400;  // seconds, as in the client
+// Reads a number of seconds. InvalidArgument: it is no number, or not from 0 to `most`.
+absl::Status ParseSeconds(const std::string& text, double most, double* seconds);
+// Lets an option take such a number only.
+CLI::Validator Seconds(double most);
+
+// Returns memory_limit, or if that is 0, half of what this process may use
+// (server/base/memory_limit). gRPC may hold as much of what arrives, and both fit into what the
+// process may use.
 uint64_t MemoryOf(const CommonOptions& options);
 
 // Adds an option that takes "auto" (stored as 0) or a number from 1 to `most`, with its default
@@ -72,6 +85,15 @@ absl::Status ApplyCommonOptions(const CommonOptions& options);
 absl::StatusOr<std::unique_ptr<PolicyFile>> OpenPolicy(const CommonOptions& options);
 // Returns what gives an aggregator the policy of `file`, which must outlive it; null without one.
 PolicySource SourceOf(const PolicyFile* file);
+
+// Reads files again that have changed; call it every now and then. `policy` may be null.
+void Refresh(PolicyFile* policy, KeptTlsFiles& tls);
+
+// Serves metrics, probes and `site` as the options say; null if they name no address. Everything
+// must outlive the server. Errors are HttpServer::Start's.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const CommonOptions& options,
+                                                      const TlsFiles& tls, MetricRegistry& registry,
+                                                      const Signals& signals, const Site& site);
 
 // Returns the wall clock's time in seconds since 1970.
 double UnixSeconds();

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "core/base/env.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
@@ -26,8 +25,6 @@
 
 namespace thalweg {
 namespace {
-
-constexpr Duration kSignalPoll = std::chrono::milliseconds(100);
 
 struct Flags {
   std::string socket = GetEnv("THALWEG_SIDECAR");
@@ -55,8 +52,7 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Pol
                 KeptTlsFiles& tls, Signals& signals) {
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
-    if (policy != nullptr) policy->Refresh(Now());
-    tls.Refresh(Now());
+    Refresh(policy, tls);
     const Sidecar::Connections connections = sidecar.Reap();
     if (!flags.exit_when_idle || connections.now > 0 || shards.IsServing()) continue;
     if (connections.since_start > 0) {
@@ -92,34 +88,33 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
         "shard here",
         flags.common.policy);
   }
-  const SidecarShards::Options options{flags.aggregators,
-                                       flags.shard_listen,
-                                       ThreadsOf(flags),
-                                       flags.channels,
-                                       FromSeconds(flags.reconnect_seconds),
-                                       tls->copies(),
-                                       trace.get(),
-                                       MemoryOf(flags.common),
-                                       SourceOf(policy.get())};
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
-                           SidecarShards::Start(options, registry));
+                           SidecarShards::Start({.aggregators = flags.aggregators,
+                                                 .listen = flags.shard_listen,
+                                                 .threads = ThreadsOf(flags),
+                                                 .channels = flags.channels,
+                                                 .reconnect = FromSeconds(flags.reconnect_seconds),
+                                                 .tls = tls->copies(),
+                                                 .trace = trace.get(),
+                                                 .memory_bytes = MemoryOf(flags.common),
+                                                 .policy = SourceOf(policy.get())},
+                                                registry));
   CpuDevice device;
   const std::unique_ptr<Device> gpus = flags.no_gpus ? nullptr : OpenGpus();
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Sidecar> sidecar,
-                           Sidecar::Start({flags.socket, &shards->directory(), &device, gpus.get(),
-                                           ThreadsOf(flags), flags.window_chunks, trace.get()},
+                           Sidecar::Start({.socket_path = flags.socket,
+                                           .shards = &shards->directory(),
+                                           .device = &device,
+                                           .gpus = gpus.get(),
+                                           .threads = ThreadsOf(flags),
+                                           .window_chunks = flags.window_chunks,
+                                           .trace = trace.get()},
                                           registry));
   Site::Sources sources{.shard = nullptr, .collectives = [&] { return sidecar->Flights(Now()); }};
   if (Aggregator* const own = shards->own()) sources.shard = [own] { return own->Report(Now()); };
   const Site site(std::move(sources), UnixSeconds());
-  std::unique_ptr<HttpServer> http;
-  if (!flags.common.http.empty()) {
-    THALWEG_ASSIGN_OR_RETURN(
-        http, HttpServer::Start(
-                  {flags.common.http, tls->copies(), flags.common.http_token_file}, registry,
-                  [&] { return signals.Ready(); },
-                  [&](const std::string& path) { return site.Answer(path); }));
-  }
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http,
+                           StartHttp(flags.common, tls->copies(), registry, signals, site));
   spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
   const std::string http_address = http == nullptr ? "" : http->address();
   kept.Keep(shards->address(), http_address);
@@ -151,9 +146,10 @@ void AddOptions(CLI::App& app, Flags* flags) {
                  "Seconds in which a broken connection to an aggregator may come back, or an "
                  "aggregator that was restarted. The job waits so long; 0: it fails at once")
       ->envname("THALWEG_RECONNECT")
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(Seconds(3600));
   app.add_option("--timeout", flags->timeout_seconds,
-                 "With --exit-when-idle: seconds to wait for the first worker");
+                 "With --exit-when-idle: seconds to wait for the first worker")
+      ->check(Seconds(kMostTimeout));
   app.add_flag("--exit-when-idle", flags->exit_when_idle, "Exit once the last worker has left");
   app.add_flag("--respawn", flags->respawn,
                "Serve in a child process, and start another one when it is killed: its workers go "
@@ -173,8 +169,10 @@ int main(int argc, char** argv) {
   thalweg::Signals signals;
   thalweg::InitLogging("thalweg-sidecar");
   thalweg::Flags flags;
-  if (!absl::SimpleAtod(thalweg::GetEnv("THALWEG_TIMEOUT"), &flags.timeout_seconds)) {
-    spdlog::error("THALWEG_TIMEOUT is not a number: '{}'", thalweg::GetEnv("THALWEG_TIMEOUT"));
+  if (const absl::Status status = thalweg::ParseSeconds(
+          thalweg::GetEnv("THALWEG_TIMEOUT"), thalweg::kMostTimeout, &flags.timeout_seconds);
+      !status.ok()) {
+    spdlog::error("THALWEG_TIMEOUT: {}", std::string(status.message()));
     return 2;
   }
   CLI::App app(

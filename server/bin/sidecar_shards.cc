@@ -1,21 +1,16 @@
 #include "server/bin/sidecar_shards.h"
 
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
+#include "server/bin/program.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
 #include "server/shards/returning_shard.h"
 
 namespace thalweg {
-namespace {
-
-constexpr Duration kStopGrace = std::chrono::seconds(2);
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Options& options,
                                                                     MetricRegistry& registry) {

@@ -132,12 +132,13 @@ absl::Status Members::Blame(uint32_t node, const absl::Status& reason) const {
   return absl::IsNotFound(failure) ? absl::AbortedError(failure.message()) : failure;
 }
 
-std::vector<Members::Finding> Members::Silent(TimePoint now) const {
+std::vector<Members::Finding> Members::Silent(TimePoint now, TimePoint awake_since) const {
   std::vector<Finding> silent;
   if (!IsComplete()) return silent;  // they wait for each other
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     const Node& member = nodes_[node];
-    if (member.state != State::kPresent || now - member.last_heard <= member.lease) continue;
+    const TimePoint heard = std::max(member.last_heard, awake_since);
+    if (member.state != State::kPresent || now - heard <= member.lease) continue;
     silent.push_back(
         {node, absl::UnavailableError(absl::StrCat(member.name, " has sent nothing for ",
                                                    ToSeconds(member.lease), " s"))});

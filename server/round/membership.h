@@ -88,8 +88,9 @@ class Members {
   // Returns why the job fails when `node` leaves for `reason`, which is an error: a node that knows
   // why the job has failed names the culprit; otherwise the node itself is it.
   absl::Status Blame(uint32_t node, const absl::Status& reason) const;
-  // Returns the present nodes whose lease is over. (Unavailable)
-  std::vector<Finding> Silent(TimePoint now) const;
+  // Returns the present nodes whose lease is over. (Unavailable) Before `awake_since` this process
+  // did not run, so that it could hear nobody.
+  std::vector<Finding> Silent(TimePoint now, TimePoint awake_since = TimePoint::min()) const;
   std::vector<LostNode> Lost() const;
 
   bool IsComplete() const { return joined_ == nodes_.size(); }  // all have joined

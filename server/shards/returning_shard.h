@@ -32,8 +32,8 @@ class ReturningShard : public Shard {
   // `metrics` must outlive the object.
   ReturningShard(std::shared_ptr<Shard> shard, Duration patience, MetricRegistry& metrics);
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
-    return shard_->MeasureLink(deadline);
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline, const std::stop_token& stop) override {
+    return shard_->MeasureLink(deadline, stop);
   }
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,

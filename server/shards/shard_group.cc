@@ -72,7 +72,8 @@ absl::Status ShardGroup::MeasureLinks(JoinRequest* request, TimePoint deadline) 
   slowest = {};
   request->shard_rates.assign(size(), 0);
   for (const uint32_t k : ShardsToMeasure(request->node, request->num_nodes, HostsOf(*request))) {
-    THALWEG_ASSIGN_OR_RETURN(const LinkSpeed link, shards_[k]->MeasureLink(deadline));
+    THALWEG_ASSIGN_OR_RETURN(const LinkSpeed link,
+                             shards_[k]->MeasureLink(deadline, stop_.get_token()));
     request->shard_rates[k] = link.bytes_per_second;
     if (link.bytes_per_second <= 0) continue;  // there is no network in between
     slowest.round_trip = std::max(slowest.round_trip, link.round_trip);
@@ -87,6 +88,7 @@ absl::Status ShardGroup::Join(
     JoinRequest request, const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of,
     TimePoint deadline) {
   request.num_shards = size();
+  request.stop = stop_.get_token();
   THALWEG_RETURN_IF_ERROR(MeasureLinks(&request, deadline));
   std::vector<uint32_t> weights;
   // Every node joins in this order, so a node that waits at shard k has been admitted by all
@@ -355,7 +357,12 @@ void ShardGroup::Leave(const absl::Status& reason) {
       for (SendLane& lane : lanes) unsent.push_back(lane.Close());
     }
   }
-  for (Member* const member : members) member->Leave(reason);
+  stop_.request_stop();
+  std::vector<Thread> threads;  // one for each shard but the first, as in CallAll
+  for (size_t k = 1; k < members.size(); ++k) {
+    threads.emplace_back("shard-call", [&, k] { members[k]->Leave(reason); });
+  }
+  if (!members.empty()) members.front()->Leave(reason);
 }
 
 Terms ShardGroup::agreed() {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -87,7 +88,8 @@ class ShardGroup {
   // at most for heartbeat_interval(). Returns the nodes that the shard has lost so far, or
   // NotFound if the shard does not know this node; the exchange reports a slow or absent shard.
   absl::StatusOr<std::vector<LostNode>> Heartbeat(uint32_t shard);
-  // Ends all memberships, with OK or for `reason`; later calls return it. Idempotent.
+  // Ends all memberships at the same time, with OK or for `reason`, and a Join that waits; later
+  // calls return it. Idempotent.
   void Leave(const absl::Status& reason);
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
@@ -130,6 +132,8 @@ class ShardGroup {
 
   const std::vector<Shard*> shards_;
   TraceWriter* const trace_;
+
+  std::stop_source stop_;  // what waits for shards; see JoinRequest
 
   Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;

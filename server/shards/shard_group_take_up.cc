@@ -25,6 +25,7 @@ absl::Status ShardGroup::TakeUp(
         placements[bucket.announcement.id.part].Restore(bucket.announcement.id, bucket.placed));
   }
   request.num_shards = size();
+  request.stop = stop_.get_token();
   request.shard_rates.assign(size(), 0);
   std::vector<absl::Status> answers(size());
   const auto take_up = [&](uint32_t k) -> absl::Status {

@@ -159,8 +159,10 @@ TEST_F(ShardGroupTest, AnswersDuringContributeSendTheRestWithoutRecursion) {
 TEST_F(ShardGroupTest, LeavingDropsWhatWaitsAndTellsEveryShardOnce) {
   ASSERT_TRUE(Join().ok());
   for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  EXPECT_FALSE(a_.joined.stop.stop_requested());
   group_.Leave(absl::AbortedError("because"));
   group_.Leave(absl::OkStatus());
+  EXPECT_TRUE(a_.joined.stop.stop_requested());
   EXPECT_EQ(group_.Contribute(1, Chunk(1)).message(), "because");
   EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
   EXPECT_EQ(a_.chunks().size(), 2u);

@@ -306,11 +306,11 @@ void Sidecar::Stop(const absl::Status& why) {
     changed_.NotifyAll();
   }
   StopAccepting();
-  for (Entry& entry : jobs) {
+  for (Entry& entry : jobs) {  // they end at the same time
     entry.job->Fail(why);
     entry.shards.invitation.reset();  // as in Reap
-    entry.job->Stop();                // after it has told its workers why
   }
+  for (Entry& entry : jobs) entry.job->Stop();  // after it has told its workers why
   MutexLock lock(mutex_);
   for (Reader& reader : readers_) reader.connection->Shutdown();
   const auto all_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

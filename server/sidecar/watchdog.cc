@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/base/awake_time.h"
 
 namespace thalweg {
 namespace {
@@ -112,14 +113,10 @@ void Watchdog::Watch(const std::function<void(const absl::Status&)>& on_late,
   const Duration interval = LookInterval(patience_.silence);
   const Duration life = patience_.silence.worker / kSignsOfLife;
   TimePoint told = start_;
-  TimePoint awake_since = start_;
-  TimePoint looked = Now();
+  AwakeTime awake(start_, std::max(life, kWorkerSilence));
   while (!context_.outcome.WaitForEnd(Now() + interval)) {
     const TimePoint now = Now();
-    // The process was stopped, or the machine was.
-    if (now - looked > std::max(life, kWorkerSilence)) awake_since = now;
-    looked = now;
-    if (const absl::Status late = Look(now, awake_since); !late.ok()) on_late(late);
+    if (const absl::Status late = Look(now, awake.Look(now)); !late.ok()) on_late(late);
     if (now - told < life || !WorkersWait()) continue;
     told = now;
     on_waiting();

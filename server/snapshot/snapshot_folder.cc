@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -24,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kEnding[] = ".snapshot";
+constexpr size_t kIdentityDigits = 64;  // of an Ed25519 public key
 
 std::optional<SnapshotId> IdOf(const fs::path& path) {
   if (path.extension() != kEnding) return std::nullopt;
@@ -47,26 +50,60 @@ std::vector<fs::path> PathsIn(const std::string& folder) {
   return paths;
 }
 
-// Removes the folders of jobs to which nothing has been added for long.
-void RemoveForgotten(const std::string& path) {
+bool IsUnfinished(const fs::path& path) {
+  return path.extension() == kUnfinished && IdOf(path.parent_path() / path.stem());
+}
+
+// Returns the folders of jobs: those whose name is an identity in hexadecimal digits, with nothing
+// but snapshots in them. What else lies there is somebody else's.
+std::vector<fs::path> JobFolders(const std::string& path) {
+  std::vector<fs::path> found;
   for (const fs::path& folder : PathsIn(path)) {
+    const std::string name = folder.filename().string();
     std::error_code error;
-    if (!fs::is_directory(folder, error)) continue;
-    const auto written = fs::last_write_time(folder, error);
-    if (error || fs::file_time_type::clock::now() - written < SnapshotFolder::kForgottenAfter) {
+    if (name.size() != kIdentityDigits || !absl::c_all_of(name, absl::ascii_isxdigit) ||
+        !fs::is_directory(fs::symlink_status(folder, error))) {
       continue;
     }
-    fs::remove_all(folder, error);
+    const std::vector<fs::path> files = PathsIn(folder);
+    if (absl::c_all_of(files, [](const fs::path& f) { return IdOf(f) || IsUnfinished(f); })) {
+      found.push_back(folder);
+    }
+  }
+  return found;
+}
+
+// Returns when something was last written into a folder or its files; nothing: it is unknown.
+std::optional<fs::file_time_type> LastWritten(const fs::path& folder) {
+  std::error_code error;
+  fs::file_time_type last = fs::last_write_time(folder, error);
+  for (const fs::path& file : PathsIn(folder)) {
+    if (!error) last = std::max(last, fs::last_write_time(file, error));
+  }
+  if (error) return std::nullopt;
+  return last;
+}
+
+// Removes the folders of jobs to which nothing has been added for long.
+void RemoveForgotten(const std::string& path) {
+  for (const fs::path& folder : JobFolders(path)) {
+    const std::optional<fs::file_time_type> written = LastWritten(folder);
+    if (!written || fs::file_time_type::clock::now() - *written < SnapshotFolder::kForgottenAfter) {
+      continue;
+    }
+    std::error_code error;
+    for (const fs::path& file : PathsIn(folder)) fs::remove(file, error);
+    fs::remove(folder, error);
     spdlog::info("removed {}: no snapshot has been written there for {} days", folder.string(),
                  SnapshotFolder::kForgottenAfter / std::chrono::hours(24));
   }
 }
 
 void RemoveUnfinished(const std::string& path) {
-  for (const fs::path& folder : PathsIn(path)) {
+  for (const fs::path& folder : JobFolders(path)) {
     for (const fs::path& file : PathsIn(folder)) {
       std::error_code ignored;
-      if (file.extension() == kUnfinished) fs::remove(file, ignored);
+      if (IsUnfinished(file)) fs::remove(file, ignored);
     }
   }
 }

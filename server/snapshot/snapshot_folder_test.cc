@@ -130,14 +130,47 @@ TEST_F(SnapshotFolderTest, UnfinishedFilesAreRemovedWhenTheFolderIsOpened) {
   EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
 }
 
+// Makes the path, and all in it, look as if nothing had been written there for a week.
+void Age(const fs::path& path) {
+  const auto then = fs::file_time_type::clock::now() - SnapshotFolder::kForgottenAfter;
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
+    fs::last_write_time(entry.path(), then);
+  }
+  fs::last_write_time(path, then);
+}
+
 TEST_F(SnapshotFolderTest, JobsThatHaveWrittenNothingForAWeekAreForgotten) {
   Take({0, 10});
   Take({0, 20}, kTheirs);
-  const fs::path old = Find("0-10.snapshot").parent_path();
-  fs::last_write_time(old, fs::file_time_type::clock::now() - SnapshotFolder::kForgottenAfter);
+  Age(Find("0-10.snapshot").parent_path());
   Open();
   EXPECT_THAT(Listed(), IsEmpty());
   EXPECT_THAT(Listed(kTheirs), ElementsAre(SnapshotId{0, 20}));
+}
+
+TEST_F(SnapshotFolderTest, NewSnapshotKeepsAJobsFolderThatLooksOld) {
+  Take({0, 10});
+  const fs::path file = Find("0-10.snapshot");
+  Age(file.parent_path());
+  fs::last_write_time(file, fs::file_time_type::clock::now());
+  Open();
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, WhatIsNoJobsStaysHoweverOldItIs) {
+  Take({0, 10});
+  const fs::path ours = Find("0-10.snapshot").parent_path();
+  const fs::path others[] = {path_ / "data" / "movie.unfinished",
+                             path_ / "b" / ours.filename() / "0-10.snapshot",
+                             path_ / std::string(64, 'a') / "notes.txt", ours / "notes.txt"};
+  for (const fs::path& path : others) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "anything";
+  }
+  Age(path_);
+  Open();
+  for (const fs::path& path : others) EXPECT_TRUE(fs::exists(path)) << path;
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
 }
 
 TEST_F(SnapshotFolderTest, FolderIsOneProcesss) {

@@ -12,7 +12,7 @@
 #include "server/net/address.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::channels_test {
 namespace {
@@ -75,7 +75,7 @@ class ChannelsTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<RecordingEvents> events_;
   std::unique_ptr<RemoteShard> remote_;

@@ -16,9 +16,9 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 #include "thalweg/v1/exchange.pb.h"
@@ -84,7 +84,7 @@ class HostileClientTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   uint32_t node_ = 0;  // of the last Join

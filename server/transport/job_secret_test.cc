@@ -17,9 +17,9 @@
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/proofs.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/known_member.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 
 namespace thalweg::job_secret_test {

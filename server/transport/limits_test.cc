@@ -22,9 +22,9 @@
 #include "server/transport/shard/control_service.h"
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/shard/stream_set.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
@@ -150,7 +150,7 @@ class LimitsTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
 };
 
 TEST_F(LimitsTest, WaitingJoinsOccupyNoThreads) {
@@ -271,7 +271,7 @@ TEST_F(LimitsTest, StreamWhosePeerDoesNotSayWhoItIsEnds) {
 // Reads residuals, and receives none.
 class UnreceivedReads {
  public:
-  UnreceivedReads(const ShardServer& server, FakeShard& shard)
+  UnreceivedReads(const ShardServer& server, RecordingShard& shard)
       : attacker_(grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(),
                                             Arguments())) {
     shard.residual_answer = std::vector<float>(1 << 20);

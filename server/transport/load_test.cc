@@ -13,9 +13,9 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 
 namespace thalweg::load_test {
@@ -50,7 +50,7 @@ class LoadTest : public ::testing::Test {
   Payload OneChunk() const { return {std::as_bytes(std::span(*data_)), data_}; }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::unique_ptr<ShardServer> server_;
   const std::shared_ptr<const std::string> data_ = std::make_shared<std::string>(kChunkBytes, 'x');
 };

@@ -12,8 +12,8 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/known_member.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::loopback_test {
 namespace {
@@ -75,7 +75,7 @@ class LoopbackTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<ShardServer> server_;
   std::unique_ptr<RemoteShard> remote_;
@@ -164,7 +164,7 @@ TEST_F(LoopbackTest, ControlCallsArrive) {
 
 TEST_F(LoopbackTest, LinkIsMeasuredWithoutJoining) {
   const TimePoint begin = Now();
-  const auto link = remote_->MeasureLink(Soon());
+  const auto link = remote_->MeasureLink(Soon(), {});
   const Duration took = Now() - begin;
   ASSERT_TRUE(link.ok()) << link.status();
   // The test runs over loopback on a busy machine, so the bounds are only physical ones.
@@ -178,7 +178,7 @@ TEST_F(LoopbackTest, LinkToNobodyIsUnavailableNamingTheAddress) {
   const std::string address = server_->address();
   server_.reset();
   const auto node = RemoteShard::Create(address, {}, metrics_);
-  const absl::Status status = node->MeasureLink(Now() + seconds(1)).status();
+  const absl::Status status = node->MeasureLink(Now() + seconds(1), {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(Message(status), AllOf(HasSubstr("aggregator at " + address), HasSubstr("within 1 s"),
                                      HasSubstr("is it running")));

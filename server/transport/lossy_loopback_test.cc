@@ -12,7 +12,7 @@
 #include "core/base/protocol.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::lossy_loopback_test {
 namespace {
@@ -44,7 +44,7 @@ class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<ShardServer> server_;
   std::unique_ptr<RemoteShard> remote_;
@@ -102,7 +102,7 @@ TEST_P(ResidualLoopbackTest, ResidualOfTheLargestChunkArrivesBothWaysBitForBit) 
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
   };
   ASSERT_TRUE(member_->WriteResidual(kPart, 3, values, Soon()).ok());
-  const FakeShard::ResidualCall written = shard_.residual_writes.WaitFor(1).front();
+  const RecordingShard::ResidualCall written = shard_.residual_writes.WaitFor(1).front();
   EXPECT_EQ(written.node, 6u);
   EXPECT_EQ(written.bucket, kPart);
   EXPECT_EQ(written.chunk, 3u);
@@ -112,7 +112,7 @@ TEST_P(ResidualLoopbackTest, ResidualOfTheLargestChunkArrivesBothWaysBitForBit) 
   const auto answer = member_->ReadResidual(kPart, 4, Soon());
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(same(*answer, values));
-  const FakeShard::ResidualCall read = shard_.residual_reads.WaitFor(1).front();
+  const RecordingShard::ResidualCall read = shard_.residual_reads.WaitFor(1).front();
   EXPECT_EQ(read.node, 6u);
   EXPECT_EQ(read.bucket, kPart);
   EXPECT_EQ(read.chunk, 4u);

@@ -18,7 +18,7 @@
 #include "server/transport/guard/acceptor.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::moved_shard_test {
 namespace {
@@ -84,7 +84,7 @@ class NameServer {
 
 TEST(MovedShardTest, NodeFindsAShardThatComesBackAtAnotherAddressWithinItsGrace) {
   MetricRegistry metrics;
-  FakeShard shard;
+  RecordingShard shard;
   NameServer names;
   auto before = ShardServer::Start({.listen = "127.0.0.1:0"}, shard, metrics);
   ASSERT_TRUE(before.ok()) << before.status();
@@ -93,13 +93,13 @@ TEST(MovedShardTest, NodeFindsAShardThatComesBackAtAnotherAddressWithinItsGrace)
   const auto remote =
       RemoteShard::Create(absl::StrCat("dns://127.0.0.1:", names.port(), "/shard.example:", port),
                           {.grace = kGrace}, metrics);
-  ASSERT_TRUE(remote->MeasureLink(Now() + kTestPatience).ok());
+  ASSERT_TRUE(remote->MeasureLink(Now() + kTestPatience, {}).ok());
 
   before->reset();
   auto after = ShardServer::Start({.listen = absl::StrCat("127.0.0.2:", port)}, shard, metrics);
   ASSERT_TRUE(after.ok()) << after.status();
   names.MoveTo("127.0.0.2");
-  const auto found = remote->MeasureLink(Now() + kGrace);
+  const auto found = remote->MeasureLink(Now() + kGrace, {});
   EXPECT_TRUE(found.ok()) << found.status();
 }
 

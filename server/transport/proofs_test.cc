@@ -15,9 +15,9 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/control_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
@@ -97,7 +97,7 @@ class ProvedJoinTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   const std::shared_ptr<const JobKey> key_ = JobKey::FromHex(kSecret).value();
   const std::shared_ptr<const JobKey> other_key_ = JobKey::FromHex(std::string(64, '8')).value();
   std::unique_ptr<ShardServer> server_;
@@ -169,7 +169,7 @@ TEST_F(ProvedJoinTest, ExpiredChallengeIsRefused) {
 }
 
 TEST_F(ProvedJoinTest, ChallengeOfAnotherServerIsRefused) {
-  FakeShard shard;
+  RecordingShard shard;
   const auto other = ShardServer::Start({.listen = "127.0.0.1:0"}, shard, metrics_);
   ASSERT_TRUE(other.ok()) << other.status();
   ExpectRefused(Proved(Challenge(ChannelTo(**other))), "not one of this server's");

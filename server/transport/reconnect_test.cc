@@ -14,7 +14,7 @@
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/breaking_proxy.h"
-#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::reconnect_test {
 namespace {
@@ -63,7 +63,7 @@ class ReconnectTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<ShardServer> server_;
   std::unique_ptr<BreakingProxy> proxy_;
@@ -177,7 +177,7 @@ TEST_F(ReconnectTest, ShardThatHasForgottenTheNodeSaysSo) {
     const std::string address = server_->address();
     server_->Stop(Duration::zero());
     server_.reset();
-    FakeShard restarted;
+    RecordingShard restarted;
     auto server = ShardServer::Start({.listen = address}, restarted, metrics_);
     ASSERT_TRUE(server.ok()) << server.status();
     proxy_->SetOpen(true);

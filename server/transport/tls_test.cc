@@ -9,7 +9,7 @@
 #include "server/net/test_certificates.h"
 #include "server/transport/node/remote_shard.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::tls_test {
 namespace {
@@ -66,7 +66,7 @@ class TlsTest : public ::testing::Test {
 
   const TestCa ca_;
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::unique_ptr<ShardServer> server_;
   const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<RemoteShard> remote_;

@@ -46,12 +46,22 @@ bool ControlClient::WaitToCallAgain(TimePoint give_up) {
   return channel_->WaitForConnected(ToSystemTime(give_up));
 }
 
-absl::Status ControlClient::WhenConnected(TimePoint deadline,
+bool ControlClient::WaitForConnection(TimePoint give_up, const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    const TimePoint look = std::min(give_up, Now() + kPauseOfConnection);
+    if (channel_->WaitForConnected(ToSystemTime(look))) return true;
+    if (look == give_up) return false;
+  }
+  return false;
+}
+
+absl::Status ControlClient::WhenConnected(TimePoint deadline, const std::stop_token& stop,
                                           const std::function<absl::Status()>& call) {
   const TimePoint begin = Now();
   const Duration left = Remaining(deadline, begin);
-  const bool connected = channel_->WaitForConnected(
-      ToSystemTime(begin + left - std::min<Duration>(left / 5, kReasonTime)));
+  const bool connected =
+      WaitForConnection(begin + left - std::min<Duration>(left / 5, kReasonTime), stop);
+  if (stop.stop_requested()) return Named(absl::CancelledError("the job has ended"));
   const absl::Status status = call();
   if (!connected && (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) &&
       channel_->GetState(false) != GRPC_CHANNEL_READY) {
@@ -69,8 +79,8 @@ absl::Status ControlClient::Join(const JoinRequest& request, v1::JoinResponse* r
   v1::JoinRequest proto = ToProto(request);
   if (request.signer != nullptr) {
     v1::ChallengeResponse challenge;
-    const absl::Status asked =
-        Call(&v1::Control::Stub::Challenge, v1::ChallengeRequest(), &challenge, deadline);
+    const absl::Status asked = Call(&v1::Control::Stub::Challenge, v1::ChallengeRequest(),
+                                    &challenge, deadline, request.stop);
     if (absl::IsUnimplemented(asked)) {
       return absl::FailedPreconditionError(
           "it cannot check a job's secret: install this node's release there");
@@ -79,7 +89,7 @@ absl::Status ControlClient::Join(const JoinRequest& request, v1::JoinResponse* r
     proto.set_nonce(challenge.nonce());
     proto.set_proof(request.signer->Sign(JoinStatement(proto)));
   }
-  return Call(&v1::Control::Stub::Join, proto, response, deadline);
+  return Call(&v1::Control::Stub::Join, proto, response, deadline, request.stop);
 }
 
 }  // namespace thalweg

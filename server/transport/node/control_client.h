@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"
@@ -31,11 +32,11 @@ class ControlClient {
   using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&,
                                                      Response*);
 
-  // Makes a call once. The error does not name the shard yet.
+  // Makes a call once. The error does not name the shard yet; it is Cancelled if `stop` ended it.
   template <typename Request, typename Response>
   absl::Status Call(Method<Request, Response> method, const Request& request, Response* response,
-                    TimePoint deadline) {
-    return FromGrpc(CallOnce(method, request, response, deadline));
+                    TimePoint deadline, const std::stop_token& stop = {}) {
+    return FromGrpc(CallOnce(method, request, response, deadline, stop));
   }
 
   // Repeats a call, which must be harmless, when the connection breaks, while the grace lasts.
@@ -52,8 +53,9 @@ class ControlClient {
   }
 
   // Returns what `call` returns, or says that there is no connection. The call starts when there is
-  // one, or when the time left is too short to wait for one.
-  absl::Status WhenConnected(TimePoint deadline, const std::function<absl::Status()>& call);
+  // one, or when the time left is too short to wait for one. Cancelled: `stop` ended the wait.
+  absl::Status WhenConnected(TimePoint deadline, const std::stop_token& stop,
+                             const std::function<absl::Status()>& call);
 
   // Proves the request's identity with its signer, if it has one, and joins. Without a signer the
   // shard refuses any identity.
@@ -67,11 +69,14 @@ class ControlClient {
  private:
   // Waits a moment, and then for a connection; returns false at `give_up`.
   bool WaitToCallAgain(TimePoint give_up);
+  // Returns whether there is a connection; false at `give_up`, or when `stop` ends the wait.
+  bool WaitForConnection(TimePoint give_up, const std::stop_token& stop);
   template <typename Request, typename Response>
   grpc::Status CallOnce(Method<Request, Response> method, const Request& request,
-                        Response* response, TimePoint deadline) {
+                        Response* response, TimePoint deadline, const std::stop_token& stop = {}) {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(deadline));
+    const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
     return (stub_.get()->*method)(&context, request, response);
   }
 

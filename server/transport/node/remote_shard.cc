@@ -35,10 +35,10 @@ class GrpcRemoteShard final : public RemoteShard {
         connections_{{Connect(), &pollers_->Next()}},
         control_({address, options.tls.enabled(), options.grace}, connections_.front().channel) {}
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline, const std::stop_token& stop) override {
     absl::StatusOr<LinkSpeed> speed;
-    THALWEG_RETURN_IF_ERROR(control_.WhenConnected(deadline, [&] {
-      speed = ProbeLink([&](size_t padding_bytes) { return Probe(padding_bytes, deadline); });
+    THALWEG_RETURN_IF_ERROR(control_.WhenConnected(deadline, stop, [&] {
+      speed = ProbeLink([&](size_t padding_bytes) { return Probe(padding_bytes, deadline, stop); });
       return speed.status();
     }));
     spdlog::debug("{}: {:.0f} MB/s, round trip {:.3f} ms", control_.name(),
@@ -55,7 +55,7 @@ class GrpcRemoteShard final : public RemoteShard {
     const std::vector<ShardStreams::Connection> connections = OpenConnections(request.link);
     v1::JoinResponse response;
     THALWEG_RETURN_IF_ERROR(control_.WhenConnected(
-        deadline, [&] { return control_.Join(request, &response, deadline); }));
+        deadline, request.stop, [&] { return control_.Join(request, &response, deadline); }));
     absl::StatusOr<Terms> terms = FromProto(response);
     if (!terms.ok()) return control_.Named(terms.status());
     spdlog::debug("joined '{}' at {}, release {}", request.job, control_.name(),
@@ -68,12 +68,14 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
  private:
-  absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline) {
+  absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline,
+                                 const std::stop_token& stop) {
     v1::ProbeRequest request;
     request.mutable_padding()->resize(padding_bytes);
     v1::ProbeResponse response;
     const TimePoint begin = Now();
-    THALWEG_RETURN_IF_ERROR(control_.Call(&v1::Control::Stub::Probe, request, &response, deadline));
+    THALWEG_RETURN_IF_ERROR(
+        control_.Call(&v1::Control::Stub::Probe, request, &response, deadline, stop));
     return Now() - begin;
   }
 

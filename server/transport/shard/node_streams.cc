@@ -37,6 +37,10 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
     if (lanes_.empty()) lanes_.resize(open.num_streams);
     THALWEG_RETURN_IF_ERROR(CheckLocked(open));
     Lane& lane = lanes_[open.stream];
+    for (grpc::ByteBuffer& letter : TakeEarlyLocked(open.stream)) {
+      if (open.incarnation > 0) lane.sent.Add(letter, /*is_answer=*/false);
+      if (open.incarnation <= 1) turn = std::max(turn, stream->Queue(std::move(letter)));
+    }
     if (open.incarnation > 1) {  // the earlier ones may have broken before they arrived here
       THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(open.received, &released));
       turn = stream->Queue(EncodeResumed({lane.received}));
@@ -152,12 +156,33 @@ void NodeStreams::Lost(uint32_t index, ServerStream& stream, const absl::Status&
   EndAll({.why = absl::UnavailableError(absl::StrCat("stream ", index, " of the node has ended"))});
 }
 
+bool NodeStreams::KeepEarlyLocked(const RoundResult& result) {
+  const bool is_open = !lanes_.empty() && lanes_[result.id.chunk % lanes_.size()].was_open;
+  if (is_open || !IsLetter(result.id)) return false;
+  early_.push_back(result);
+  return true;
+}
+
+std::vector<grpc::ByteBuffer> NodeStreams::TakeEarlyLocked(uint32_t index) {
+  std::vector<grpc::ByteBuffer> taken;
+  std::vector<RoundResult> others;
+  for (RoundResult& letter : std::exchange(early_, {})) {
+    if (letter.id.chunk % lanes_.size() == index) {
+      taken.push_back(EncodeChunk(HeaderOf(letter), letter.payload));
+    } else {
+      others.push_back(std::move(letter));
+    }
+  }
+  early_.swap(others);
+  return taken;
+}
+
 void NodeStreams::OnResult(RoundResult result) {
   size_t index = 0;
   uint64_t received = 0;
   {
     MutexLock lock(mutex_);
-    if (end_ || lanes_.empty()) return;
+    if (end_ || KeepEarlyLocked(result) || lanes_.empty()) return;
     index = result.id.chunk % lanes_.size();
     received = lanes_[index].incarnation > 0 ? lanes_[index].received : 0;
   }
@@ -214,10 +239,12 @@ void NodeStreams::OnFailed(absl::Status why) { EndAll({.why = std::move(why), .b
 void NodeStreams::EndAll(const End& end) {
   std::vector<std::shared_ptr<ServerStream>> streams;
   std::vector<SentFrames::Frames> unsent;  // released outside the lock
+  std::vector<RoundResult> early;
   {
     MutexLock lock(mutex_);
     if (end_) return;
     end_ = end;
+    early.swap(early_);
     for (Lane& lane : lanes_) {
       streams.push_back(lane.stream);
       unsent.push_back(lane.sent.Clear());

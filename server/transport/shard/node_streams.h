@@ -96,6 +96,11 @@ class NodeStreams final : public ServedNode {
   };
 
   absl::Status CheckLocked(const OpenFrame& open) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns whether the result is a letter whose stream has not opened yet, and keeps it if so.
+  bool KeepEarlyLocked(const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes out the letters that came before stream `index`, as frames in their order.
+  std::vector<grpc::ByteBuffer> TakeEarlyLocked(uint32_t index)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends all streams, present and future, unless the node has ended already.
   void EndAll(const End& end);
   static void EndOne(ServerStream& stream, const End& end);
@@ -113,6 +118,8 @@ class NodeStreams final : public ServedNode {
 
   mutable Mutex mutex_;
   std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);  // none before the first stream opens
+  // Letters that came before their stream; the job bounds their bytes.
+  std::vector<RoundResult> early_ ABSL_GUARDED_BY(mutex_);
   TimePoint streamless_since_ ABSL_GUARDED_BY(mutex_) = Now();  // counts when there is no stream
   std::optional<End> end_ ABSL_GUARDED_BY(mutex_);
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;

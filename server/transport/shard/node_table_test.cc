@@ -15,9 +15,9 @@
 #include "server/transport/poller.h"
 #include "server/transport/shard/server_stream.h"
 #include "server/transport/shard/stream_set.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 
 namespace thalweg::node_table_test {
 namespace {
@@ -81,7 +81,7 @@ class NodeTableTest : public ::testing::Test {
   }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   Authorizer authorizer_{metrics_};
   NodeTable table_{StreamCounters::In(metrics_, "server")};
   StreamSet streams_;
@@ -165,6 +165,35 @@ TEST_F(NodeTableTest, NodeThatMayBeAwayForLongStaysForItsLeaseOnceItHasHadAStrea
   ExpectGone(*without, 4);
   table_.Expire(begin + kLong);
   EXPECT_TRUE(IsMember(*with));
+}
+
+TEST_F(NodeTableTest, LettersThatComeBeforeTheirStreamWaitForItInTheirOrder) {
+  const auto node = Joined(4);
+  for (const uint32_t chunk : {0u, 1u, 2u}) {
+    RoundResult letter = ResultOf(chunk, {});
+    letter.id.bucket = LettersOf(1);
+    node->OnResult(std::move(letter));
+  }
+  std::vector<uint32_t> arrived;
+  for (const uint32_t number : {0u, 1u}) {
+    // The first incarnation of the second stream broke before it came here.
+    const uint32_t incarnation = number + 1;
+    RawStream stream(channel_);
+    ASSERT_TRUE(stream.Write(EncodeOpen({.token = node->key().token,
+                                         .stream = number,
+                                         .num_streams = 2,
+                                         .incarnation = incarnation})));
+    grpc::ByteBuffer frame;
+    if (incarnation > 1) ASSERT_TRUE(stream.Read(&frame));  // what the shard has received
+    for (uint32_t chunk = number; chunk < 3; chunk += 2) {
+      grpc::ByteBuffer letter;
+      ASSERT_TRUE(stream.Read(&letter));
+      const auto parsed = ParseFrame(std::move(letter));
+      ASSERT_TRUE(parsed.ok()) << parsed.status();
+      arrived.push_back(std::get<ChunkFrame>(*parsed).header.id.chunk);
+    }
+  }
+  EXPECT_THAT(arrived, ::testing::ElementsAre(0, 2, 1));
 }
 
 TEST_F(NodeTableTest, NodeThatLeavesIsForgotten) {

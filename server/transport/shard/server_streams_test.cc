@@ -8,9 +8,9 @@
 
 #include "server/transport/channel_options.h"
 #include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 
 namespace thalweg::server_streams_test {
@@ -67,7 +67,7 @@ class ServerStreamsTest : public ::testing::Test {
   SessionToken token() const { return token_; }
 
   MetricRegistry metrics_;
-  FakeShard shard_;
+  RecordingShard shard_;
   std::unique_ptr<ShardServer> server_;
   SessionToken token_ = 0;  // of node 0
 };

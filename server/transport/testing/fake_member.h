@@ -1,4 +1,4 @@
-// FakeMember is a test double for this room: it answers as its FakeShard says, and records.
+// FakeMember is a test double for this room: it answers as its RecordingShard says, and records.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace thalweg {
 
-// FakeAnswers are what a FakeShard and its members answer and record.
+// FakeAnswers are what a RecordingShard and its members answer and record.
 struct FakeAnswers {
   struct ResidualCall {
     uint32_t node;

@@ -9,8 +9,8 @@
 #include "core/base/protocol.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recording_shard.h"
 #include "server/transport/wire/frame_codec.h"
 #include "server/transport/wire/session_token.h"
 #include "thalweg/v1/control.grpc.pb.h"
@@ -47,7 +47,7 @@ inline SessionToken JoinedToken(const std::shared_ptr<grpc::Channel>& channel, u
 
 // Waits until the server has taken the stream, whose open frame has been written. It sends what
 // causes no answer: a result, which the node need not have.
-inline void AwaitOpened(RawStream& stream, FakeShard& shard) {
+inline void AwaitOpened(RawStream& stream, RecordingShard& shard) {
   const size_t count = shard.supplied.Get().size() + 1;
   ASSERT_TRUE(stream.Write(EncodeChunk({.id = {{}, 0, 1}, .kind = ChunkKind::kResult}, {})));
   ASSERT_EQ(shard.supplied.WaitFor(count).size(), count);

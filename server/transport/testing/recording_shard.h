@@ -1,5 +1,5 @@
-// FakeShard is a test double for this room: it records its calls, and tests wait for the records
-// with a deadline.
+// RecordingShard is a test double for this room: it records its calls, and tests wait for the
+// records with a deadline.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@
 
 namespace thalweg {
 
-// A FakeShard gives every node a FakeMember, or join_answer's error.
-class FakeShard : public ServedShard, public FakeAnswers {
+// A RecordingShard gives every node a FakeMember, or join_answer's error.
+class RecordingShard : public ServedShard, public FakeAnswers {
  public:
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
     return absl::UnimplementedError("a server is not asked");
   }
   GiveUp BeginJoin(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint deadline,
