@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import digest, job, main
+from digests import digest
+from jobs import job, main
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

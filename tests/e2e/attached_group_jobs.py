@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from digests import digest
 from harness import metric_in
-from jobs import digest, outcome
+from jobs import outcome
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel

@@ -2,7 +2,6 @@
 memberships and steps; it goes on until there is a file UNTIL.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from digests import digest
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
@@ -39,10 +39,6 @@ def loss_of(model: torch.nn.Module, samples: torch.Tensor) -> torch.Tensor:
 
 def weights_of(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def digest(model: torch.nn.Module) -> str:
-    return hashlib.sha256(weights_of(model).numpy().tobytes()).hexdigest()
 
 
 class Log:

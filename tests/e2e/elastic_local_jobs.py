@@ -9,7 +9,8 @@ from pathlib import Path
 import elastic_jobs
 import torch
 import torch.distributed as dist
-from elastic_jobs import BATCH, RATE, SAMPLES, Log, digest, inputs, loss_of, weights_of
+from digests import digest
+from elastic_jobs import BATCH, RATE, SAMPLES, Log, inputs, loss_of, weights_of
 
 import thalweg.elastic
 from thalweg.ps import LocalOptimizer

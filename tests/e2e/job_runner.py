@@ -1,4 +1,7 @@
-"""Runs a job of a script of jobs in a worker: `SCRIPT NAME OUT`. OUT gets its result as JSON."""
+"""Runs a job of a script of jobs in a worker: `SCRIPT NAME OUT`. OUT gets its result as JSON.
+
+Importing it imports nothing of Thalweg: scripts that do not either use it.
+"""
 
 import gc
 import json
@@ -12,17 +15,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import metric_in
 
 
-def run(do: Callable[[str], Any], backend: str, timeout: timedelta | None = None) -> None:
+def run(do: Callable[[str], Any], backend: str = "gloo", timeout: timedelta | None = None) -> None:
     """Calls `do` with the job's name in a process group of that back end; None: its own timeout."""
     name, out = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group(backend, timeout=timeout)
     result = do(name)
     Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()  # modules in reference cycles keep threads of the group
+    # torch sometimes aborts ("terminate called without an active exception") when Python ends while
+    # a thread of Gloo still releases a tensor. Destroying the group joins its threads, once nothing
+    # refers to it any more: DDP modules do, from within reference cycles.
+    gc.collect()
     dist.destroy_process_group()
 
 
@@ -35,6 +40,8 @@ def run_joined(
 
 def sent_bytes() -> float:
     """Returns how many bytes of values this node has sent so far. All workers call it together."""
+    from harness import metric_in
+
     dist.barrier()
     url = f"http://{os.environ['SIDECAR_HTTP']}/metrics"
     with urllib.request.urlopen(url, timeout=10) as reply:

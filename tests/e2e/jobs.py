@@ -5,19 +5,17 @@ Its result goes to OUT as JSON.
 """
 
 import contextlib
-import gc
-import hashlib
 import itertools
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
+from digests import digest
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -31,14 +29,6 @@ JOBS: dict[str, Callable[[], Any]] = {}
 def job(function: Callable[[], Any]) -> Callable[[], Any]:
     JOBS[function.__name__] = function
     return function
-
-
-def digest(model: nn.Module) -> str:
-    """Returns a digest of all parameters, bit for bit."""
-    result = hashlib.sha256()
-    for parameter in model.parameters():
-        result.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return result.hexdigest()
 
 
 class Convex(nn.Module):
@@ -284,16 +274,7 @@ def outcome(action: Callable[[], Any]) -> str:
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    # torch sometimes aborts ("terminate called without an active exception") when Python ends while
-    # a thread of Gloo still releases a tensor. Destroying the group joins its threads, once nothing
-    # refers to it any more: DDP modules do, from within reference cycles.
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

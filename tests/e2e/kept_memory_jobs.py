@@ -43,4 +43,4 @@ def kept(_: str) -> list[tuple[float, ...]]:
 
 
 if __name__ == "__main__":
-    job_runner.run(kept, "gloo")
+    job_runner.run(kept)

@@ -12,8 +12,8 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
+from digests import digest
 from diloco import DiLoCo
-from jobs import digest
 from local_optimizer_bytes import bytes_of_exchange, bytes_sent
 from local_optimizer_faults import (
     absent,
@@ -266,7 +266,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    job_runner.run(lambda name: JOBS[name](), "gloo")
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import DTYPES, digest, job, main, outcome
+from digests import digest
+from jobs import DTYPES, job, main, outcome
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

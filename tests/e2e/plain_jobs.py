@@ -4,19 +4,16 @@ function.
 Only `who_wins` mentions Thalweg. UNAWARE_RANK has none of the variables that activate it.
 """
 
-import gc
-import hashlib
-import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 if os.environ["RANK"] == os.environ.get("UNAWARE_RANK"):
     for variable in [name for name in os.environ if name.startswith("AIAK_")]:
         del os.environ[variable]
 
+import digests
+import job_runner
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -33,10 +30,7 @@ def train(model: DistributedDataParallel) -> str:
         optimizer.zero_grad()
         model(torch.randn(8, 64, generator=data)).square().mean().backward()
         optimizer.step()
-    result = hashlib.sha256()
-    for parameter in model.parameters():
-        result.update(parameter.detach().numpy().tobytes())
-    return result.hexdigest()
+    return digests.digest(model)
 
 
 def build() -> DistributedDataParallel:
@@ -123,17 +117,11 @@ def compiles(model: DistributedDataParallel) -> nn.Module:
     return torch.compile(model, backend="eager")
 
 
-JOBS: list[Callable[[], Any]] = [plain, sparse, caught, who_wins]
+JOBS = {job.__name__: job for job in (plain, sparse, caught, who_wins)}
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result = next(job for job in JOBS if job.__name__ == name)()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()  # see jobs.py
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

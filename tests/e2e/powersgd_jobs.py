@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import digest, job, main, outcome
+from digests import digest
+from jobs import job, main, outcome
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd

@@ -14,7 +14,8 @@ import job_runner
 import torch
 import torch.distributed as dist
 from apart_jobs import make_model, save, store
-from jobs import digest, outcome
+from digests import digest
+from jobs import outcome
 from torch import nn
 
 from thalweg.ps import LocalOptimizer
@@ -189,7 +190,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    job_runner.run(lambda name: JOBS[name](), "gloo")
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

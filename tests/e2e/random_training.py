@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from digests import digest
 from held_back import held_back
-from jobs import digest
 from random_plans import Plan, Script
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -2,16 +2,15 @@
 digest of its weights. They do STEPS steps, or go on until there is a file UNTIL.
 """
 
-import gc
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import job_runner
 import torch
 import torch.distributed as dist
+from digests import digest
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
@@ -49,8 +48,7 @@ def train() -> tuple[int, str]:
         ddp(torch.randn(16, 64, generator=random)).square().mean().backward()
         optimizer.step()
     state.close()
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return done, hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    return done, digest(model)
 
 
 def train_fashion() -> None:
@@ -60,15 +58,9 @@ def train_fashion() -> None:
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    if name == "fashion":
+    if sys.argv[1] == "fashion":
         train_fashion()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result = train()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()  # see jobs.py
-    dist.destroy_process_group()
+    job_runner.run(lambda _: train())
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from digests import digest
 from held_back import held_back
-from jobs import digest, job, main
+from jobs import job, main
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import digest, job, main, outcome
+from digests import digest
+from jobs import job, main, outcome
 from powersgd_jobs import Net, step
 from torch.nn.parallel import DistributedDataParallel
 

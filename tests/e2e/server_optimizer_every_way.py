@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jobs import digest
+from digests import digest
 from server_optimizer_trainers import Trainer, on_servers, on_workers
 
 from thalweg.ps import ServerOptimizer

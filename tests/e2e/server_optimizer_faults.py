@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import digest, outcome
+from digests import digest
+from jobs import outcome
 from server_optimizer_trainers import Trainer, on_servers, on_workers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -12,7 +12,8 @@ import job_runner
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from jobs import digest, outcome
+from digests import digest
+from jobs import outcome
 from server_optimizer_every_way import go_on, trained_every_way
 from server_optimizer_faults import broken, left_early, misused, two_scalers
 from server_optimizer_trainers import Trainer, make_model, on_servers, on_workers
@@ -291,7 +292,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    job_runner.run(lambda name: JOBS[name](), "gloo")
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

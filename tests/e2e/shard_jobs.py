@@ -1,12 +1,9 @@
 """Contains jobs whose nodes host shards: `shard_jobs.py NAME OUT` runs a function of this file."""
 
-import gc
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -46,13 +43,11 @@ def attached() -> dict[str, Any]:
     return {"error": None}
 
 
+JOBS = {"exact": exact, "attached": attached}
+
+
 def main() -> None:
-    name, out = sys.argv[1:]
-    dist.init_process_group("gloo")
-    result = {"exact": exact, "attached": attached}[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()  # see jobs.py
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 FOLDER is where checkpoints lie. KIND is "fsdp1" or "fsdp2".
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,8 +13,8 @@ import fsdp1_cases
 import fsdp2_cases
 import fsdp_models as models
 import job_runner
-import torch
 import torch.distributed as dist
+from digests import digest
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
@@ -43,28 +42,6 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
         optimizer.zero_grad()
         models.loss_of(model, next(source)).backward()
         optimizer.step()
-
-
-def digest(state: Any) -> str:
-    """Returns a digest of all values of nested dictionaries and lists, and of their names."""
-    sha = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, dict):
-            for name in sorted(value, key=str):
-                sha.update(str(name).encode())
-                add(value[name])
-        elif isinstance(value, list | tuple):
-            for one in value:
-                add(one)
-        elif isinstance(value, torch.Tensor):
-            sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            sha.update(models.local(value).contiguous().numpy().tobytes())
-        else:
-            sha.update(repr(value).encode())
-
-    add(state)
-    return sha.hexdigest()
 
 
 def zero_redundancy() -> dict[str, Any]:

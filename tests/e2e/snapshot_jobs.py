@@ -13,7 +13,8 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
-from jobs import digest, outcome
+from digests import digest
+from jobs import outcome
 from torch import nn
 
 import thalweg.optim
@@ -131,7 +132,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    job_runner.run(lambda name: JOBS[name](), "gloo")
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":

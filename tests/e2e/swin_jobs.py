@@ -4,10 +4,10 @@ gradients by hand, or `sharded`, which takes a step of a sharded layer.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
+from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -75,16 +75,17 @@ def infinity_of_one_shard(rank):
     return {"finite": finite, "norm": str(float(norm)), "scale": level.loss_scale(), "kept": kept}
 
 
-def main(name: str, out: str) -> None:
-    dist.init_process_group("thalweg" if name == "sharded" else "gloo")
+def by_hand() -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    if name == "sharded":
-        result = infinity_of_one_shard(rank)
+    return {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
+
+
+def main() -> None:
+    if sys.argv[1] == "sharded":
+        job_runner.run(lambda _: infinity_of_one_shard(dist.get_rank()), "thalweg")
     else:
-        result = {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
-    dist.destroy_process_group()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
+        job_runner.run(lambda _: by_hand())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

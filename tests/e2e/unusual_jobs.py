@@ -5,24 +5,22 @@ No function mentions Thalweg before its training is over.
 """
 
 import copy
-import gc
-import hashlib
 import io
 import itertools
-import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
+from digests import digest
 from plain_jobs import build, train
 from torch.nn.parallel import DistributedDataParallel
+from waiting import pass_time
 
 WIDTH = 16
 STEPS = 12
@@ -179,7 +177,7 @@ def late() -> dict[str, Any]:
     data = torch.Generator().manual_seed(dist.get_rank())
     for step in range(6):
         if dist.get_rank() == int(os.environ["LATE"]) and step in (0, 3):
-            threading.Event().wait(2 * float(os.environ["THALWEG_TIMEOUT"]))
+            pass_time(2 * float(os.environ["THALWEG_TIMEOUT"]))
         loss(model(torch.randn(4, WIDTH, generator=data))).backward()
     return seen(model, digest(model))
 
@@ -208,14 +206,6 @@ def wrap(*layers: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
 
 
-def digest(model: torch.nn.Module) -> str:
-    result = hashlib.sha256()
-    for parameter in model.parameters():
-        assert parameter.isfinite().all()  # otherwise nothing would be compared
-        result.update(parameter.detach().numpy().tobytes())
-    return result.hexdigest()
-
-
 def loss(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean() * 1000
 
@@ -233,27 +223,24 @@ def flat(model: torch.nn.Module) -> list[float]:
     return [x for p in model.parameters() if p.grad is not None for x in p.grad.flatten().tolist()]
 
 
-JOBS: list[Callable[[], Any]] = [
-    adversaries,
-    compiled,
-    copies,
-    in_eval_mode,
-    joins,
-    late,
-    no_batch,
-    stopped,
-    unfreezing,
-]
+JOBS = {
+    job.__name__: job
+    for job in (
+        adversaries,
+        compiled,
+        copies,
+        in_eval_mode,
+        joins,
+        late,
+        no_batch,
+        stopped,
+        unfreezing,
+    )
+}
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result = next(job for job in JOBS if job.__name__ == name)()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()  # see jobs.py
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name]())
 
 
 if __name__ == "__main__":
