@@ -85,17 +85,17 @@ class Job:
             return "Succeeded"
         return "Failed" if "Failed" in true else ""
 
-    def await_end(self, seconds: float = 600) -> str:
-        return until("the end of the job", self.end, seconds, self.describe)
+    def await_end(self) -> str:
+        return until("the end of the job", self.end, 600, self.describe)
 
-    def await_text(self, text: str, seconds: float = 300, pod: int = 0) -> None:
-        """Returns when a pod has logged the text."""
+    def await_text(self, text: str) -> None:
+        """Returns when the pod of rank 0 has logged the text."""
 
         def is_there() -> bool:
             pods = self.pods()
-            return len(pods) > pod and _has_started(pods[pod]) and text in self.log(pod)
+            return bool(pods) and _has_started(pods[0]) and text in self.log()
 
-        until(f"'{text}' in the log", is_there, seconds, self.describe)
+        until(f"'{text}' in the log", is_there, 300, self.describe)
 
     def describe(self) -> str:
         """Returns what kubectl says about its pods, and the end of their logs."""
