@@ -24,11 +24,11 @@ from compressed_fsdp_cases import (
     restore,
     steps,
 )
+from digests import digest
 from fsdp1_cases import Groups
 from held_back import held_back
 from job_runner import sent_bytes
 from jobs import outcome
-from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -47,10 +47,11 @@ def paired(groups: Groups, width: int = WIDTH, **options: Any) -> nn.Module:
 
 
 def trained() -> dict[str, Any]:
-    """Trains with each codec; returns, by codec, losses, a digest of what a rank computes with, how
-    many bytes of values this node sent in a step, and what was said.
+    """Trains with each codec; returns, by codec, losses, those without any change of a weight, a
+    digest of what a rank computes with, how many bytes of values this node sent in a step, and what
+    was said.
     """
-    result = {}
+    result, untrained = {}, models.plain_loop(models.build(WIDTH), lr=0.0, steps=4)
     for codec in ("", *ALL):
         model, remarks = paired(Groups.of("thalweg")), Remarks()
         state = compress(model, codec) if codec else None
@@ -58,6 +59,7 @@ def trained() -> dict[str, Any]:
         losses = models.plain_loop(model, lr=0.1, steps=4)
         result[codec] = {
             "losses": losses,
+            "untrained": untrained,
             "sent": (sent_bytes() - before) / 4,
             "digest": digest(gathered(model)),
             "said": remarks.stop(),
@@ -197,8 +199,10 @@ def asked_again() -> dict[str, Any]:
 
 
 def both() -> dict[str, Any]:
-    """Trains a model whose shards and copies cross nodes; returns losses, a digest and remarks."""
-    result = {}
+    """Trains a model whose shards and copies cross nodes; returns losses, a digest and remarks, and
+    losses without any change of a weight.
+    """
+    result: dict[str, Any] = {"untrained": models.plain_loop(models.build(WIDTH), lr=0.0, steps=4)}
     for name, asked in (("exact", {}), ("both", {"codec": "int8", "copies": POWERSGD})):
         model, remarks = paired(Groups.of("thalweg")), Remarks()
         if asked:
@@ -211,8 +215,9 @@ def both() -> dict[str, Any]:
 
 
 def variants() -> dict[str, Any]:
-    """Trains with options of fully_shard() and factors; returns, by case, losses of both ways, a
-    digest of what a rank computes with, and what was said.
+    """Trains with options of fully_shard() and factors; returns, by case, losses without a codec,
+    with it and of what the first step alone has trained, a digest of what a rank computes with, and
+    what was said.
     """
     brain = torch.bfloat16
     cases: dict[str, dict[str, Any]] = {
@@ -227,6 +232,9 @@ def variants() -> dict[str, Any]:
             model = paired(Groups.of("thalweg"), **options)
             state = compress(model, codec) if codec else None
             losses.append(models.plain_loop(model, lr=0.1, steps=4))
+        first = paired(Groups.of("thalweg"), **options)
+        models.plain_loop(first, lr=0.1, steps=1)
+        losses.append(models.plain_loop(first, lr=0.0, steps=4))
         result[name] = {"losses": losses, "digest": digest(gathered(model)), "said": remarks.stop()}
         assert state is not None
         state.close()

@@ -11,8 +11,8 @@ import fsdp2_cases
 import fsdp_models as models
 import torch
 import torch.distributed as dist
+from digests import digest
 from jobs import outcome
-from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -142,8 +142,8 @@ def refused() -> dict[str, str]:
 
 
 def variants() -> dict[str, Any]:
-    """Trains with options of fully_shard() and int8; returns, by case, losses of both ways, how
-    many values a rank has in common with rank 0, and what was said.
+    """Trains with options of fully_shard() and int8; returns, by case, losses without a codec, with
+    it and of this rank alone, a digest of what a rank computes with, and what was said.
     """
     half = MixedPrecisionPolicy(param_dtype=BRAIN, reduce_dtype=BRAIN)
     cases: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,6 +166,7 @@ def variants() -> dict[str, Any]:
             if one:
                 compress(model, one)
             losses.append(models.plain_loop(model, lr=0.1, steps=6))
+        losses.append(models.plain_loop(models.build(options.get("width", WIDTH)), lr=0.1, steps=6))
         result[name] = {"losses": losses, "digest": digest(gathered(model)), "said": remarks.stop()}
     return result
 

@@ -21,8 +21,8 @@ from compressed_fsdp_cases import (
     sharded,
     variants,
 )
+from digests import digest
 from job_runner import sent_bytes
-from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 

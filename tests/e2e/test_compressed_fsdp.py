@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
+import on_nodes
 import pytest
-from harness import Job, servers
 
-JOBS = Path(__file__).parent / "compressed_fsdp_jobs.py"
-
-
-def run(names: str, tmp_path: Path, nodes: tuple[int, ...], **env: str) -> list[dict[str, Any]]:
-    """Returns what the jobs of these names returned, by rank and name."""
-    return outputs(names, tmp_path, nodes, **env)[0]
-
-
-def outputs(
-    names: str, tmp_path: Path, nodes: tuple[int, ...], *, jobs: Path = JOBS, **env: str
-) -> tuple[list[dict[str, Any]], str]:
-    """Returns the same, and what the workers print; they know the address of their sidecar's HTTP
-    port.
-    """
-    env = {"NODES": str(len(nodes)), "FOLDER": str(tmp_path), "WIDTH": "128"} | env
-    with servers() as cluster:
-        sockets, env_of = [], []
-        for node, count in enumerate(nodes):
-            sidecar = cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
-            env_of += [{"SIDECAR_HTTP": sidecar.http}] * count
-        job = Job(names, cluster, tmp_path, sidecar_of=sockets, env=env, env_of=env_of, jobs=jobs)
-        return job.results(), job.output
+outputs = functools.partial(
+    on_nodes.outputs, Path(__file__).parent / "compressed_fsdp_jobs.py", WIDTH="128"
+)
 
 
 ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_out+carried"
@@ -39,13 +19,13 @@ ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_
 @pytest.fixture(scope="module")
 def fours(tmp_path_factory):
     """Returns what two nodes of two workers did, of each rank, with rows in several parts."""
-    return run(ALL, tmp_path_factory.mktemp("fours"), (2, 2), PART="1024")
+    return outputs(ALL, tmp_path_factory.mktemp("fours"), (2, 2), PART="1024")[0]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     names = "whole_numbers+feedback+resumed+variants+carried"
-    return run(names, tmp_path_factory.mktemp("pairs"), (1, 1))
+    return outputs(names, tmp_path_factory.mktemp("pairs"), (1, 1))[0]
 
 
 @pytest.fixture(params=["pairs", "fours"])
@@ -118,8 +98,9 @@ def test_what_cannot_be_compressed_and_ranks_that_disagree_are_refused_by_name(f
 def test_losses_stay_near_those_of_exact_steps_with_all_options_of_fully_shard(results):
     for result in results:
         for outcome in result["variants"].values():
-            exact, compressed = outcome["losses"]
+            exact, compressed, alone = outcome["losses"]
             assert compressed == pytest.approx(exact, rel=0.005)
+            assert alone != pytest.approx(exact, rel=0.005)  # so near is nobody without the others
     for name in results[0]["variants"]:
         assert len({result["variants"][name]["digest"] for result in results}) == 1
 
@@ -138,7 +119,7 @@ def test_parameters_gathered_anew_in_smaller_groups_are_those_of_forward(fours):
 
 def test_bf16_messages_are_not_touched_by_bf16(fours):
     for result in fours:
-        exact, compressed = result["variants"]["bf16 over bf16"]["losses"]
+        exact, compressed, _ = result["variants"]["bf16 over bf16"]["losses"]
         assert exact == compressed
 
 
@@ -186,7 +167,7 @@ def test_codecs_that_shards_do_not_have_are_said_to_do_nothing_by_name(codec, wh
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", [(1, 2, 2), (2, 2, 2), (3, 1)])
 def test_uneven_worlds_train_alike_on_all_ranks(nodes, tmp_path):
-    results = run("feedback+variants", tmp_path, nodes)
+    results, _ = outputs("feedback+variants", tmp_path, nodes)
     test_losses_stay_near_those_of_exact_steps_with_all_options_of_fully_shard(results)
     for result in results:
         assert result["feedback"]["with"] <= result["feedback"]["bound"]

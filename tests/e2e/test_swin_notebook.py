@@ -51,8 +51,10 @@ def test_every_cell_runs_and_shows_baseline_beside_optimised(tmp_path, monkeypat
     assert baseline.train[-1]["sent_mb"] > 39
     assert optimised.train[0]["sent_mb"] > 19
     assert "since iteration 10\n" in optimised.path.read_text()
-    # It is one training of 14 steps.
-    assert optimised.train[-1]["loss"] == pytest.approx(baseline.train[-1]["loss"], abs=0.3)
+    # It is one training of 14 steps. One that changes no weight (--opts TRAIN.BASE_LR 0
+    # TRAIN.WARMUP_LR 0 TRAIN.MIN_LR 0) has, from step 4 on, losses that are 0.07 to 0.73 away.
+    losses = [[row["loss"] for row in each.train] for each in (baseline, optimised)]
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
 
 
 def test_committed_notebook_was_executed_and_is_small():

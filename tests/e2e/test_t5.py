@@ -98,18 +98,29 @@ def test_table_has_all_precisions_and_strategies(functions, tmp_path, kind):
     assert "| fp32 | full |" in said
 
 
+NEAR = 0.05  # of a loss
+
+
+def losses_of(functions, folder, *options):
+    """Returns what the comparison of codecs prints, and its losses by strategy and codec."""
+    said = run(folder, functions, folder, "--losses", "--steps", "4", "--seeds", "2", *options)
+    table = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
+    return said, {(row["strategy"], row["codec"]): row["losses"] for row in table["rows"]}
+
+
 @pytest.mark.long
 def test_losses_of_each_codec_stand_beside_those_of_float32(functions, tmp_path):
-    options = ["--losses", "--steps", "4", "--seeds", "2", "--codecs", "int8", "onebit"]
-    said = run(tmp_path, functions, tmp_path / "out", *options)
-    table = json.loads((tmp_path / "out" / "losses.json").read_text(encoding="utf-8"))
-    rows = {(row["strategy"], row["codec"]): row["losses"] for row in table["rows"]}
+    said, rows = losses_of(functions, tmp_path / "trained", "--codecs", "int8", "onebit")
+    _, untrained = losses_of(functions, tmp_path / "untrained", "--codecs", "int8", "--lr", "0")
     assert list(rows) == [
         *(("full", "fp32"), ("full", "int8")),
         *(("hybrid", "fp32"), ("hybrid", "int8"), ("hybrid", "onebit")),
     ]
     for losses in rows.values():
         assert len(set(losses)) == 2  # seeds choose weights and order
-        assert losses == pytest.approx(rows["full", "fp32"], rel=0.05)
+        assert losses == pytest.approx(rows["full", "fp32"], rel=NEAR)
+    # So near is only what has trained.
+    for still, exact in zip(untrained["full", "int8"], rows["full", "fp32"], strict=True):
+        assert still != pytest.approx(exact, rel=NEAR)
     assert rows["full", "fp32"] != rows["hybrid", "onebit"]
     assert "| full | fp32 |" in said
