@@ -44,6 +44,48 @@ def stage_docs(monkeypatch):
     return importlib.import_module("stage_docs")
 
 
+def test_paths_that_pages_name_exist():
+    """ADRs and measurements say what was there at their time. A name without an ending may stand for
+    a header and its source.
+    """
+    path = re.compile(
+        r"`((?:client|core|server|kernels|tests|scripts|helm|deploy|cmake|proto)/[\w./-]*\w)`"
+    )
+    named = {
+        (page.relative_to(ROOT), name)
+        for page in PAGES
+        if not {"adr", "measurements"} & {*page.parts} and page.name != "CHANGELOG.md"
+        for name in path.findall(page.read_text("utf-8"))
+    }
+    assert len(named) > 100
+    missing = [
+        (page, name)
+        for page, name in named
+        if not (ROOT / name).exists() and not [*ROOT.glob(f"{name}.*")]
+    ]
+    assert missing == []
+
+
+def test_pages_give_constants_the_values_of_the_code():
+    headers = "".join(
+        path.read_text("utf-8")
+        for room in ("core", "server")
+        for path in ROOT.glob(f"{room}/**/*.h")
+    )
+    given = {
+        found
+        for page in PAGES
+        for found in re.findall(r"`(k[A-Z]\w+)` \((\d+)\)", page.read_text())
+    }
+    assert given
+    wrong = [
+        (name, value)
+        for name, value in given
+        if not re.search(rf"\b{name} = (?:uint\d+_t\{{)?{value}\b", headers)
+    ]
+    assert wrong == []
+
+
 def test_code_of_the_pages_is_code():
     wrong, checked = [], 0
     for page in PAGES:
