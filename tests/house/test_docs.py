@@ -45,8 +45,9 @@ def stage_docs(monkeypatch):
 
 
 def test_paths_that_pages_name_exist():
-    """ADRs and measurements say what was there at their time. A name without an ending may stand for
-    a header and its source.
+    """ADRs and measurements say what was there at their time.
+
+    A name without an ending may stand for a header and its source.
     """
     path = re.compile(
         r"`((?:client|core|server|kernels|tests|scripts|helm|deploy|cmake|proto)/[\w./-]*\w)`"
