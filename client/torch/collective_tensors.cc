@@ -12,32 +12,6 @@ namespace thalweg {
 
 using c10d::ReduceOp;
 
-std::optional<DType> FoldedType(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kByte:
-    case at::kBool:
-      return DType::kUInt8;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    default:
-      return std::nullopt;
-  }
-}
-
 const char* NameOf(ReduceOp::RedOpType op) {
   constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
                                     "BAND", "BOR", "BXOR",    "PREMUL_SUM"};

@@ -16,8 +16,6 @@
 
 namespace thalweg {
 
-// Returns how elements of a type are folded; nothing if only their bytes can be passed on.
-std::optional<DType> FoldedType(at::ScalarType type);
 const char* NameOf(c10d::ReduceOp::RedOpType op);  // "SUM"
 Fold FoldOf(c10d::ReduceOp::RedOpType op, at::ScalarType type);
 // Returns what values are multiplied with before they are folded.

@@ -85,7 +85,7 @@ ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& o
   const at::ScalarType folded = is_complex ? c10::toRealValueType(type) : type;
   const std::string what =
       absl::StrCat(Name(kind), " with ", NameOf(op), " of ", c10::toString(type));
-  const std::optional<DType> dtype = FoldedType(folded);
+  const std::optional<DType> dtype = DTypeOf(folded);
   if (!dtype) Throw(absl::StrCat(what, " is not supported"));
   const Fold fold = FoldOf(op, folded);
   if (IsBitwise(fold) && IsFloat(*dtype))
@@ -142,7 +142,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     uint64_t bytes = 0;
     if (!part.given.empty() || !part.got.empty()) {
       const at::ScalarType scalar = (part.given.empty() ? part.got : part.given)[0].scalar_type();
-      call.dtype = part.fold == Fold::kNone ? DType::kUInt8 : *FoldedType(scalar);
+      call.dtype = part.fold == Fold::kNone ? DType::kUInt8 : *DTypeOf(scalar);
       const auto sum = [](const auto& pieces) {
         uint64_t total = 0;
         for (const auto& piece : pieces) total += piece.size();

@@ -11,6 +11,32 @@ namespace thalweg {
 
 void Throw(const std::string& what) { throw std::runtime_error(absl::StrCat("thalweg: ", what)); }
 
+std::optional<DType> DTypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kByte:
+    case at::kBool:
+      return DType::kUInt8;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
 DType CheckReducible(const at::Tensor& tensor, const std::string& name, c10::Device device) {
   if (tensor.is_sparse()) {
     Throw(absl::StrCat(name,
@@ -22,19 +48,10 @@ DType CheckReducible(const at::Tensor& tensor, const std::string& name, c10::Dev
                        ": keep it on the device on which the session was connected"));
   }
   if (!tensor.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous"));
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kDouble:
-      return DType::kFloat64;
-    default:
-      Throw(absl::StrCat(name, " is of type ", c10::toString(tensor.scalar_type()),
-                         ", expected Float, Half, BFloat16 or Double"));
-  }
+  const std::optional<DType> type = DTypeOf(tensor.scalar_type());
+  if (type && IsFloat(*type)) return *type;
+  Throw(absl::StrCat(name, " is of type ", c10::toString(tensor.scalar_type()),
+                     ", expected Float, Half, BFloat16 or Double"));
 }
 
 std::span<const std::byte> BytesOf(const at::Tensor& tensor) {

@@ -3,6 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <span>
+#include <string>
+
 #include "client/core/session.h"
 #include "core/base/dtype.h"
 
@@ -10,6 +14,10 @@ namespace thalweg {
 
 // Throws std::runtime_error, whose text begins with "thalweg: ".
 [[noreturn]] void Throw(const std::string& what);
+
+// Returns the type in which elements are exchanged and folded; nothing: they cannot be. Truth
+// values are bytes.
+std::optional<DType> DTypeOf(at::ScalarType type);
 
 // Throws when `tensor`, called `name` in the message, cannot be reduced: sparse, not on `device`,
 // not contiguous, or of another element type than fp32, fp16, bf16 and fp64.

@@ -5,12 +5,11 @@
 namespace thalweg {
 
 std::string ToString(const RoundId& id) {
-  if (IsLetter(id)) return absl::StrCat("letter ", id.round, " of node ", id.bucket.generation);
+  if (IsLetter(id)) return absl::StrCat("letter ", id.round, " of node ", SenderOf(id));
   if (!IsOneShot(id)) {
     return absl::StrCat("bucket ", ToString(id.bucket), " round ", id.round, " chunk ", id.chunk);
   }
-  return absl::StrCat("collective ", id.round, " of group ", id.bucket.generation, " chunk ",
-                      id.chunk);
+  return absl::StrCat("collective ", id.round, " of group ", GroupOf(id), " chunk ", id.chunk);
 }
 
 bool HasRightSize(uint32_t node, const Contribution& contribution) {

@@ -54,6 +54,7 @@ struct RoundId {
 // of them stays.
 constexpr BucketId OneShotsOf(uint32_t group) { return {0xffff'ffff, group, 0}; }
 constexpr bool IsOneShot(const RoundId& id) { return id.bucket.index == OneShotsOf(0).index; }
+constexpr uint32_t GroupOf(const RoundId& one_shot) { return one_shot.bucket.generation; }
 
 // A letter goes from one node to one other: a round of those two alone, which is complete with its
 // only contribution. It has this in the bucket's place, and `round` is its number among the letters
@@ -62,6 +63,7 @@ constexpr BucketId LettersOf(uint32_t sender) { return {0xffff'fffe, sender, 0};
 // How many bytes of letters for each node a shard holds together, and a sender must not exceed.
 inline constexpr uint64_t kLetterBytesPerNode = 8 << 20;
 constexpr bool IsLetter(const RoundId& id) { return id.bucket.index == LettersOf(0).index; }
+constexpr uint32_t SenderOf(const RoundId& letter) { return letter.bucket.generation; }
 
 // Returns "bucket 3 round 5 chunk 0", "collective 5 of group 2 chunk 0" or "letter 5 of node 1".
 std::string ToString(const RoundId& id);

@@ -82,8 +82,8 @@ class Job {
   // Returns the nodes without which the job goes on.
   absl::StatusOr<std::vector<LostNode>> Heartbeat(uint32_t node, TimePoint now);
 
-  // These resume a job that has begun before the shard was restarted (job_resume.cc). The first is
-  // called once the job is complete, and returns the results that `node` must Supply.
+  // These resume a job that has begun before the shard was restarted (job_resume.cc).
+  // Returns the results that `node` must Supply; called once the job is complete.
   std::vector<BucketRounds> WantedFrom(uint32_t node);
   absl::Status Supply(uint32_t node, const RoundResult& result, TimePoint now);
 
@@ -172,7 +172,8 @@ class Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves memory for the results that are kept for the node's streams, and checks that those on
   // the stream of this chunk are no more than that. (job_needs.cc)
-  absl::Status CheckKeptLocked(uint32_t node, uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReserveKeptLocked(uint32_t node, uint32_t chunk)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks a contribution to a one-shot round, which has no layout, by itself.
   absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -180,20 +181,22 @@ class Job {
   // when the contribution completes it, and what its node is to get before.
   absl::StatusOr<Held> HoldLocked(uint32_t node, Contribution contribution, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // These are for updates that let nodes be apart (job_apart.cc). The first holds a contribution in
-  // the way of its rule, null without one, as the second does with a quorum; the third says what
-  // the node waits for after that: weights of version `least`, or a later one; the fourth updates;
-  // the others send weights to nodes that waited for them, or may have them now.
+  // The rest is for updates that let nodes be apart (job_apart.cc).
+  // Holds a contribution as its rule says; `rule` is null without one.
   absl::StatusOr<RoundEngine::Added> AddLocked(uint32_t node, Contribution contribution,
                                                const std::shared_ptr<const UpdateRule>& rule,
                                                TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Does so for a rule with a quorum.
   absl::StatusOr<RoundEngine::Added> AddToQuorumLocked(
       uint32_t node, Contribution contribution, const std::shared_ptr<const UpdateRule>& rule,
       TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Says what the node waits for after its contribution: weights of version `least`, or later ones.
   absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed, uint64_t least,
                                     std::shared_ptr<const UpdateRule> rule, double raw_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<AppliedUpdate> Update(const Completed& completed, const RoundResult& mean);
+  // These send weights: at once if they are there, to those who have waited for this update, and to
+  // all who may have them now.
   absl::Status Answer(const Asked& asked);
   void AnswerAsks(const Completed& completed, const AppliedUpdate& applied);
   absl::Status GiveWeights(const Completed& completed);

@@ -35,7 +35,7 @@ absl::Status Job::ReserveLocked() {
                    "THALWEG_CHUNK_BYTES"));
 }
 
-absl::Status Job::CheckKeptLocked(uint32_t node, uint32_t chunk) {
+absl::Status Job::ReserveKeptLocked(uint32_t node, uint32_t chunk) {
   const ServedNode* sink = peers_[node].sink.get();
   if (sink == nullptr) return absl::OkStatus();
   const ServedNode::Kept kept = sink->KeptResults(chunk);

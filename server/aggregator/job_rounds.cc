@@ -37,7 +37,7 @@ absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint
 }
 
 absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contribution, TimePoint now) {
-  THALWEG_RETURN_IF_ERROR(CheckKeptLocked(node, contribution.id.chunk));
+  THALWEG_RETURN_IF_ERROR(ReserveKeptLocked(node, contribution.id.chunk));
   const RoundId id = contribution.id;
   const bool is_one_shot = IsOneShot(id);
   const uint64_t bytes = contribution.payload.SizeBytes();

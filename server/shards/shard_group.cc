@@ -47,6 +47,11 @@ std::vector<double> PositiveSharesOf(const std::vector<uint32_t>& shares,
   return positive;
 }
 
+absl::Status NotJoined(uint32_t shard) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job has not joined aggregator shard ", shard));
+}
+
 }  // namespace
 
 ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
@@ -146,7 +151,7 @@ void ShardGroup::Open(SharePlan plan, uint32_t window_chunks, std::vector<Placem
 absl::StatusOr<Member*> ShardGroup::MemberOf(uint32_t shard) {
   MutexLock lock(mutex_);
   if (left_) return LeftLocked();
-  if (states_[shard].member == nullptr) return absl::FailedPreconditionError("shard not joined");
+  if (states_[shard].member == nullptr) return NotJoined(shard);
   return states_[shard].member.get();
 }
 
@@ -160,7 +165,8 @@ absl::StatusOr<Placement::Placed> ShardGroup::RegisterBucket(BucketAnnouncement 
   Placement::Placed placed;
   {
     MutexLock lock(mutex_);
-    if (placements_.empty()) return absl::FailedPreconditionError("shards not joined");
+    if (placements_.empty())
+      return absl::FailedPreconditionError("the job has not joined its shards");
     Placement& placement = placements_[bucket.id.part];
     // A bucket that an earlier process has announced stays where it is.
     const Placement::Placed* const known = placement.Find(bucket.id);
@@ -218,7 +224,7 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
     MutexLock lock(mutex_);
     if (left_) return LeftLocked();
     State& state = states_[k];
-    if (state.member == nullptr) return absl::FailedPreconditionError("shard not joined");
+    if (state.member == nullptr) return NotJoined(k);
     contribution.epoch = state.member->terms().epoch;
     SendLane* const lane = FindLaneLocked(group, part);
     if (lane == nullptr) {

@@ -144,7 +144,7 @@ TEST_F(ShardGroupTest, AnswersDuringContributeSendTheRestWithoutRecursion) {
   ASSERT_TRUE(Join().ok());
   // As a shard in this process does when the contribution completes the round.
   int depth = 0, deepest = 0;
-  a_.on_contribute = [&] {
+  a_.on_contribute = [&](const Contribution&) {
     deepest = std::max(deepest, ++depth);
     EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
     --depth;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/hello.h"
 #include "core/ipc/connection.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/forwarding_shard.h"
@@ -36,25 +37,6 @@ std::span<const std::byte> Gradient() { return std::as_bytes(std::span(kOnes)); 
 template <typename T>
 std::string Message(const absl::StatusOr<T>& result) {
   return std::string(result.status().message());
-}
-
-// Returns the first message of a worker with those options, for tests that speak raw ipc.
-ipc::Hello HelloOf(const SessionOptions& o) {
-  ipc::Hello hello;
-  hello.ipc_version = kIpcVersion;
-  hello.job = o.job;
-  hello.rank = o.rank;
-  hello.world_size = o.world_size;
-  hello.node = o.node;
-  hello.num_nodes = o.num_nodes;
-  hello.node_name = o.node_name;
-  hello.local_rank = o.local_rank;
-  hello.local_size = o.local_size;
-  hello.codec = o.codec;
-  hello.chunk_bytes = o.chunk_bytes;
-  hello.timeout_ms = static_cast<uint64_t>(ToNanos(o.timeout) / 1000000);
-  hello.step_timeout_ms = hello.timeout_ms;
-  return hello;
 }
 
 TEST(WorkerFaultTest, DifferentTensorIsNamedToEveryWorkerOfEveryNode) {
@@ -239,7 +221,7 @@ TEST(WorkerFaultTest, WorkerThatVanishesMidStepFailsEveryWorkerAtOnce) {
   auto raw = std::async(std::launch::async, [&] {
     const SessionOptions o = cluster.OptionsFor(3);
     auto connection = *Connection::Connect(o.sidecar_path, Now() + kTestPatience);
-    EXPECT_TRUE(connection->Send(HelloOf(o)).ok());
+    EXPECT_TRUE(connection->Send(MakeHello(o)).ok());
     EXPECT_TRUE(connection->Receive(Now() + kTestPatience).ok());
     return connection;
   });
@@ -298,7 +280,7 @@ TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
 TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
   Cluster cluster(1, 1, 1);
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
-  ipc::Hello hello = HelloOf(cluster.OptionsFor(0));
+  ipc::Hello hello = MakeHello(cluster.OptionsFor(0));
   hello.ipc_version = kIpcVersion + 1;
   ASSERT_TRUE(connection->Send(hello).ok());
   auto received = connection->Receive(Now() + kTestPatience);
@@ -324,7 +306,7 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
                           [&cluster] { return Session::Connect(cluster.OptionsFor(0)); });
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
   const SessionOptions o = cluster.OptionsFor(1);
-  ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
+  ASSERT_TRUE(connection->Send(MakeHello(o)).ok());
   ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
   ASSERT_TRUE(connection->Send(ipc::Precision{2, 3}).ok());
   auto received = connection->Receive(Now() + kTestPatience);
@@ -339,7 +321,7 @@ TEST(WorkerFaultTest, LossScaleThatIsNoneIsRefused) {
   for (const double scale : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     Cluster cluster(1, 1, 1);
     auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
-    ASSERT_TRUE(connection->Send(HelloOf(cluster.OptionsFor(0))).ok());
+    ASSERT_TRUE(connection->Send(MakeHello(cluster.OptionsFor(0))).ok());
     ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
     ASSERT_TRUE(connection->Send(ipc::Precision{scale, 0}).ok());
     auto received = connection->Receive(Now() + kTestPatience);
@@ -364,7 +346,7 @@ TEST(WorkerFaultTest, WorkerThatDoesNotReadHoldsUpNobodyAndFindsAllResultsInOrde
   }
   const SessionOptions o = cluster.OptionsFor(1);
   auto connection = *Connection::Connect(o.sidecar_path, Now() + kTestPatience);
-  ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
+  ASSERT_TRUE(connection->Send(MakeHello(o)).ok());
   ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
   auto input = *BucketArena::Create("input", sizeof share, true);
   std::memcpy(input.payload(), &share, sizeof share);

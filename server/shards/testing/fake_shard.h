@@ -54,7 +54,8 @@ class FakeShard : public Shard {
     return loss_scales_;
   }
 
-  std::function<void()> on_contribute;  // called with no lock held; null: nothing
+  // Called with no lock held; null: nothing.
+  std::function<void(const Contribution&)> on_contribute;
   absl::Status refusal, heartbeat;
   std::vector<LostNode> lost;  // named in answers to heartbeats
   JoinRequest joined;
@@ -124,7 +125,7 @@ class FakeShard : public Shard {
       loss_scales_.push_back(contribution.loss_scale);
       changed_.NotifyAll();
     }
-    if (on_contribute) on_contribute();
+    if (on_contribute) on_contribute(contribution);
     return absl::OkStatus();
   }
 

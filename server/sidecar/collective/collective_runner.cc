@@ -275,7 +275,7 @@ absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& coll
 }
 
 void CollectiveRunner::OnResult(uint32_t shard, const RoundResult& received) {
-  const uint32_t number = received.id.bucket.generation;
+  const uint32_t number = GroupOf(received.id);
   context_.progress.Note(Now());
   std::shared_ptr<NodeCollective> collective;
   {

@@ -253,7 +253,7 @@ void PostOffice::NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_
 }
 
 void PostOffice::OnLetter(const RoundResult& received) {
-  const uint32_t node = received.id.bucket.generation;
+  const uint32_t node = SenderOf(received.id);
   context_.progress.Note(Now());
   Copies copies;
   absl::Status status;

@@ -166,9 +166,9 @@ def _tell_callbacks() -> None:
 
 def _add(
     add: Callable[..., Any],
-    future: torch._C.Future,
+    future: torch._C.Future[Any],
     /,
-    callback: Callable[[torch._C.Future], Any],
+    callback: Callable[[torch._C.Future[Any]], Any],
 ) -> Any:  # noqa: ANN401 - what the callback's caller gets
     return add(future, functools.partial(_C.call_in_callback, callback))
 
