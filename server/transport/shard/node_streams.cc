@@ -38,7 +38,7 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
     THALWEG_RETURN_IF_ERROR(CheckLocked(open));
     Lane& lane = lanes_[open.stream];
     for (grpc::ByteBuffer& letter : TakeEarlyLocked(open.stream)) {
-      if (open.incarnation > 0) lane.sent.Add(letter, /*is_answer=*/false);
+      if (open.incarnation > 0) lane.sent.Add(letter, /*counts=*/false);
       if (open.incarnation <= 1) turn = std::max(turn, stream->Queue(std::move(letter)));
     }
     if (open.incarnation > 1) {  // the earlier ones may have broken before they arrived here
