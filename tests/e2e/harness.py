@@ -236,7 +236,9 @@ class Job:
         """Returns whether its first worker has."""
         return self.workers[0].process.poll() is not None
 
-    def until(self, what: str, ask: Callable[[], Any], *, every: float = 0.005) -> None:
+    def until(
+        self, what: str, ask: Callable[[], Any], seconds: float = DEADLINE, *, every: float = 0.005
+    ) -> None:
         """Asks until the answer is true; fails at the deadline, and when the job ends before."""
 
         def asked() -> Any:
@@ -244,7 +246,7 @@ class Job:
             assert answer or not self.has_ended(), f"ended before: {what}\n{self.output}"
             return answer
 
-        until(what, asked, DEADLINE, lambda: self.output, every=every)
+        until(what, asked, seconds, lambda: self.output, every=every)
 
     def await_rounds(self, count: int) -> None:
         """Waits until the aggregators have completed `count` more rounds."""

@@ -40,7 +40,8 @@ class Cluster:
         return tried, rolled_back
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
-        self.job.until(what, holds, every=0.001)
+        # The workers compute beforehand what weights they expect, which takes a while.
+        self.job.until(what, holds, PATIENCE, every=0.001)
 
     def await_steps(self, more: int) -> None:
         last = self.told()[0] + more
