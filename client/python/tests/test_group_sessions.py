@@ -18,6 +18,7 @@ OTHERS = {
     "local_shards": "0",
     "min_nodes": 2,
     "node_reduce": "workers",
+    "reconnect": 7.0,
     "residuals": "/tmp/r",
     "sidecar": "/tmp/s",
     "snapshot_every": 50,
