@@ -125,7 +125,7 @@ class PostOfficeTest : public ::testing::Test {
     while (nodes_[0].DeliverTo(nodes_[1]) + nodes_[1].DeliverTo(nodes_[0]) > 0) {
     }
   }
-  // Lets the node leave, while letters go to and fro.
+  // Lets the node leave, while letters go both ways.
   void Drain(Node& node, TimePoint deadline) {
     std::atomic<bool> is_over = false;
     Thread leaving("leaving", [&] {
