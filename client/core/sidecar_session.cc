@@ -261,14 +261,14 @@ absl::Status SidecarSession::HandleCollective(Received received) {
 absl::Status SidecarSession::ShowLife(TimePoint now) {
   if (now - last_life_ < options_.timeout / kSignsOfLife) return absl::OkStatus();
   last_life_ = now;
+  // A callback that keeps others waiting may wait for what one of them is to be told.
+  completions_.StandInForLate(now, options_.timeout / kSignsOfLife);
   const absl::Status sent = connection()->Send(ipc::Alive{});
   // What was received before the connection closed tells why.
   return absl::IsUnavailable(sent) ? absl::OkStatus() : sent;
 }
 
 absl::Status SidecarSession::CheckProgress(TimePoint now) {
-  // Such a callback may wait for one of them.
-  completions_.StandInForLate(now, options_.timeout / kSignsOfLife);
   if (const std::string late = collectives_.Late(now); !late.empty()) {
     return absl::DeadlineExceededError(
         absl::StrCat("job '", options_.job, "': ", late, " did not complete within its timeout"));

@@ -15,8 +15,8 @@ namespace thalweg {
 // Throws std::runtime_error, whose text begins with "thalweg: ".
 [[noreturn]] void Throw(const std::string& what);
 
-// Returns the type in which elements are exchanged and folded; nothing: they cannot be. Truth
-// values are bytes.
+// Returns the type in which elements are folded, that of truth values as bytes; nothing: only their
+// bytes can be passed on.
 std::optional<DType> DTypeOf(at::ScalarType type);
 
 // Throws when `tensor`, called `name` in the message, cannot be reduced: sparse, not on `device`,

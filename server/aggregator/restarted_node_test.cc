@@ -86,7 +86,7 @@ TEST_F(RestartedNodeTest, AllNodesJoinAgainAndGoOn) {
                 HasSubstr("node 1 (host1) has been restarted"));
     EXPECT_TRUE(absl::IsNotFound((*life.member)->Heartbeat(Now() + kTestPatience).status()));
   }
-  // Those of the earlier job count no more, whether or not their callers still live.
+  // Nodes of the earlier job do not count any more, whether or not their callers still live.
   EXPECT_EQ(Nodes(), 1);
   for (Life& life : lives_) (*life.member)->Leave(absl::OkStatus());
   EXPECT_EQ(Nodes(), 1);

@@ -254,7 +254,13 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
   if (!departure.failure.ok()) Fail(departure.failure);
   if (departure.was_last) {
     // What the workers have sent may still be on its way.
-    post_.Drain(Now() + patience_.silence.sidecar(), [this] { return !outcome_.Check().ok(); });
+    const size_t untaken =
+        post_.Drain(Now() + patience_.silence.sidecar(), [this] { return !outcome_.Check().ok(); });
+    if (untaken > 0 && outcome_.Check().ok()) {
+      spdlog::warn(
+          "job '{}': node {} leaves before the other workers have received {} of its messages",
+          spec_.job, spec_.node, untaken);
+    }
     outcome_.End();
     return WakeAll();
   }

@@ -63,8 +63,9 @@ class PostOffice {
 
   // All workers of this node have left. Takes for received what others have sent to them, and waits
   // until the others have received what they have sent, and have taken all letters; at most until
-  // `deadline`, or until Wake() finds that the job `has_ended`.
-  void Drain(TimePoint deadline, const std::function<bool()>& has_ended);
+  // `deadline`, or until Wake() finds that the job `has_ended`. Returns how many messages nobody
+  // has received by then.
+  size_t Drain(TimePoint deadline, const std::function<bool()>& has_ended);
   void Wake() {
     MutexLock lock(mutex_);
     changed_.NotifyAll();

@@ -18,7 +18,8 @@ absl::Status PostOffice::DismissLocked(const Offer& offer) {
   return absl::OkStatus();
 }
 
-void PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ended) {
+size_t PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ended) {
+  size_t untaken = 0;
   {
     MutexLock lock(mutex_);
     is_draining_ = true;
@@ -30,10 +31,14 @@ void PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ende
   {
     MutexLock lock(mutex_);
     // What its worker has not waited for is not waited for here either.
+    const auto num_untaken = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return static_cast<size_t>(std::count_if(
+          sending_.begin(), sending_.end(), [](const auto& each) { return each.second->is_done; }));
+    };
     changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return has_ended() || std::none_of(sending_.begin(), sending_.end(),
-                                         [](const auto& each) { return each.second->is_done; });
+      return has_ended() || num_untaken() == 0;
     });
+    untaken = num_untaken();
     for (auto& [node, with] : with_) {
       with.Settle();
       WithLocked(node);
@@ -47,6 +52,7 @@ void PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ende
     return has_ended() || std::all_of(with_.begin(), with_.end(),
                                       [](const auto& each) { return each.second.is_settled(); });
   });
+  return untaken;
 }
 
 }  // namespace thalweg

@@ -129,12 +129,13 @@ class PostOfficeTest : public ::testing::Test {
   void Drain(Node& node, TimePoint deadline) {
     std::atomic<bool> is_over = false;
     Thread leaving("leaving", [&] {
-      node.post().Drain(deadline, [] { return false; });
+      untaken_ = node.post().Drain(deadline, [] { return false; });
       is_over = true;
     });
     while (!is_over) DeliverAll();
   }
 
+  size_t untaken_ = 0;  // of the last Drain
   Node nodes_[2] = {Node(0), Node(1)};
 };
 
@@ -197,6 +198,7 @@ TEST_F(PostOfficeTest, NodeLeavesWhenWhatItHasSentIsReceived) {
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(nodes_[1].Receive(30).ok());
   Drain(nodes_[0], Now() + kTestPatience);
   EXPECT_EQ(nodes_[1].Done().size(), 100u);
+  EXPECT_EQ(untaken_, 0u);
   EXPECT_TRUE(nodes_[0].failure().ok()) << nodes_[0].failure();
   EXPECT_TRUE(nodes_[1].failure().ok()) << nodes_[1].failure();
 }
@@ -206,6 +208,7 @@ TEST_F(PostOfficeTest, NodesWhoseMessagesNobodyReceivesLeaveAllTheSame) {
   DeliverAll();
   nodes_[1].Send("nor for this, which comes too late");
   Drain(nodes_[1], Now() + std::chrono::milliseconds(20));  // node 0 has not left
+  EXPECT_EQ(untaken_, 1u);
   Drain(nodes_[0], Now() + kTestPatience);
   EXPECT_TRUE(nodes_[0].failure().ok()) << nodes_[0].failure();
   EXPECT_TRUE(nodes_[1].failure().ok()) << nodes_[1].failure();
