@@ -267,7 +267,7 @@ PYBIND11_MODULE(_C, m) {
       .def("has_lost_weights",
            [](const Session& session) { return absl::IsDataLoss(session.status()); })
       .def("close", &Session::Close, released)
-      .def("abort", &Session::Abort, released);
+      .def("abort", [](Session& session) { session.Abort("it has aborted the job"); }, released);
   m.def("cancel_connects", &thalweg::CancelConnects);
   py::class_<thalweg::ShardOffer>(m, "ShardOffer")
       .def(py::init(&thalweg::AskForShard), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),

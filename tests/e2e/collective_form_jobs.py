@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from collective_forms import CHECKS, outcome
 
+from thalweg._job import _member
+
 
 def forms() -> dict[str, str]:
     """Makes all checks; returns their errors, of which none must be."""
@@ -49,7 +51,15 @@ def aborted() -> list[str]:
     return [outcome(work.wait), outcome(backend.abort)]
 
 
-JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted)}
+def aborted_as_by_elastic() -> list[str]:
+    """Rank 0 fails all jobs of its process while the other ranks wait for something else."""
+    dist.barrier()
+    if dist.get_rank() > 0:
+        return [outcome(lambda: dist.recv(torch.zeros(2), src=0))]
+    return [outcome(_member.abort_all), outcome(lambda: dist.all_reduce(torch.ones(2)))]
+
+
+JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted, aborted_as_by_elastic)}
 
 
 def main() -> None:

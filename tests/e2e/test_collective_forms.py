@@ -71,3 +71,10 @@ def test_abort_wakes_who_waits_for_a_collective(tmp_path):
     assert again == ""
     assert "rank 0 on" in other
     assert "it has aborted the job" in other
+
+
+def test_elastic_training_that_goes_elsewhere_fails_its_job_for_all(tmp_path):
+    (aborting, later), (other,) = run("aborted_as_by_elastic", tmp_path, (1, 1))
+    assert aborting == ""
+    assert "this worker has aborted it" in later
+    assert "it has aborted the job" in other

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from thalweg._settings._config import ConfigError
 from thalweg.elastic._membership import Membership
@@ -57,6 +57,16 @@ class Plan(NamedTuple):
     def first_rank(self, node: int) -> int:
         """Returns the rank of a node's first worker."""
         return sum(self.workers[: self.nodes.index(node)])
+
+
+class _After(NamedTuple):
+    """A worker asks its node's first one for the plan after this."""
+
+    after: str
+    ended: int
+
+
+_Asked: TypeAlias = Standing | _After | None  # a node that has come; None: who only looks
 
 
 class Mailbox:
@@ -124,16 +134,16 @@ class Mailbox:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: _Asked) -> dict[str, Any]:
         """Returns what a node or a worker of this node gets."""
         with self._lock:
             plan = self._plan
-            if "after" in asked:  # a worker of this node
-                plan = self._for_workers if asked["ended"] == self._standing.ended else None
-                is_new = plan is not None and plan.name != asked["after"]
+            if isinstance(asked, _After):  # a worker of this node
+                plan = self._for_workers if asked.ended == self._standing.ended else None
+                is_new = plan is not None and plan.name != asked.after
                 return {"plan": _encode(plan) if is_new else None}
-            if "question" in asked:
-                standing = _standing_of(asked)
+            if asked is not None:
+                standing = asked
                 if standing.nodes != self._standing.nodes:
                     return {"plan": None, "expected": self._standing.nodes}
                 if standing.ended != self._standing.ended:  # who looks at this node sees why
@@ -177,7 +187,7 @@ def plan_after(address: Address, last: str, ended: int) -> Plan | None:
     """Returns the plan that this node's first worker has after another one, if it has ended as many
     trainings. Raises ConnectionError when that worker does not answer.
     """
-    answer = _ask(address, {"after": last, "ended": ended})
+    answer = _ask(address, _After(last, ended)._asdict())
     if answer is None:
         raise ConnectionError(f"thalweg: this node's first worker does not answer at {address}")
     return _decode(answer["plan"])
@@ -206,6 +216,13 @@ def _decode(found: Mapping[str, Any] | None) -> Plan | None:
     return Plan(**{**found, **lists, "store": Address(*found["store"])})
 
 
+def _asked(found: Mapping[str, Any]) -> _Asked:
+    """Raises KeyError, TypeError for what no node asks."""
+    if "after" in found:
+        return _After(found["after"], found["ended"])
+    return _standing_of(found) if "question" in found else None
+
+
 def _standing_of(found: Mapping[str, Any]) -> Standing:
     return Standing(**{**found, "members": tuple(found["members"])})
 
@@ -215,18 +232,20 @@ def _listen(port: int, mailbox: Mailbox) -> ThreadingHTTPServer:
         timeout = _ANSWER_SECONDS
 
         def do_GET(self) -> None:
-            self._answer({})
+            self._answer(None)
 
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
-            self._answer(json.loads(self.rfile.read(max(0, min(length, _MAX_BYTES))) or b"{}"))
-
-        def _answer(self, asked: Mapping[str, Any]) -> None:
+            text = self.rfile.read(max(0, min(length, _MAX_BYTES)))
             try:
-                body = json.dumps(mailbox.answer(asked)).encode()
-            except (KeyError, TypeError):
+                asked = _asked(json.loads(text or b"{}"))
+            except (KeyError, TypeError, ValueError):
                 self.send_error(400, "not a question of a node")
                 return
+            self._answer(asked)
+
+        def _answer(self, asked: _Asked) -> None:
+            body = json.dumps(mailbox.answer(asked)).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
