@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,11 +51,13 @@ class _Commit:
 class Diary:
     """The logs of all nodes, as far as read() has seen them."""
 
-    def __init__(self, logs: list[Path]) -> None:
-        self._logs = logs
+    def __init__(self, logs: list[Path], *, are_apart: bool = False) -> None:
+        """`are_apart` says that each node commits steps of its own, as by quorum."""
+        self._logs, self._are_apart = logs, are_apart
         self._read = [0] * len(logs)
         self._commits: list[list[_Commit]] = [[] for _ in logs]
         self._memberships: list[list[int]] = []  # as the first node has seen them
+        self._ends: list[str] = []  # digests of the last weights
 
     def read(self) -> None:
         for node, log in enumerate(self._logs):
@@ -67,7 +71,9 @@ class Diary:
                 self._add(node, json.loads(line))
 
     def _add(self, node: int, entry: dict[str, Any]) -> None:
-        if "nodes" not in entry:
+        if "end" in entry:
+            self._ends.append(entry["end"])
+        elif "nodes" not in entry:
             self._commits[node].append(_Commit(node, **entry))
         elif node == min(entry["nodes"]):
             self._memberships.append(entry["nodes"])
@@ -91,10 +97,16 @@ class Diary:
 
     def rate(self, begin: float, end: float) -> float:
         """Returns the steps a second, each counted once for every worker that took part."""
+        if self._are_apart:
+            return sum(begin < one.at <= end for one in self._all()) / (end - begin)
         return sum(s.workers for s in self._steps() if begin < s.at <= end) / (end - begin)
 
     def share_of(self, living: Living, begin: float, end: float) -> float:
-        """Returns how many of the living nodes took part: each time belongs to the next commit."""
+        """Returns how many of the living nodes took part: each time belongs to the next commit;
+        where they are apart, to a node's own if it is no later than twice the usual time.
+        """
+        if self._are_apart:
+            return self._own_times(begin, end) / living.seconds(begin, end)
         took_part = could = 0.0
         last = begin
         for step in self._steps():
@@ -117,8 +129,20 @@ class Diary:
         seen: dict[tuple[int, int], set[str]] = {}
         for commits in self._commits:
             for commit in commits:
-                seen.setdefault((commit.step, commit.generation), set()).add(commit.digest)
-        return [f"step {key[0]}: {found}" for key, found in seen.items() if len(found) > 1]
+                if not self._are_apart:
+                    seen.setdefault((commit.step, commit.generation), set()).add(commit.digest)
+        differing = [f"step {key[0]}: {found}" for key, found in seen.items() if len(found) > 1]
+        return differing + ([f"the end: {self._ends}"] if len(set(self._ends)) > 1 else [])
+
+    def _all(self) -> Iterator[_Commit]:
+        return itertools.chain.from_iterable(self._commits)
+
+    def _own_times(self, begin: float, end: float) -> float:
+        """Returns the seconds, of all nodes together, for which each was not late."""
+        times = [[c.at for c in own if begin < c.at <= end] for own in self._commits]
+        gaps = [[b - a for a, b in itertools.pairwise([begin, *own, end])] for own in times]
+        usual = statistics.median(itertools.chain.from_iterable(gaps))
+        return sum(min(gap, 2 * usual) for own in gaps for gap in own)
 
     def _steps(self) -> list[_Commit]:
         """Returns the first commit of each step, of the last membership that did it."""

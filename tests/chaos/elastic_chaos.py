@@ -1,15 +1,16 @@
 """Disturbs an elastic training at random, and says how much it trained meanwhile.
 
-`elastic_chaos.py --seed 1 --seconds 900 [--faults-per-hour 125] [--codec fp16] [--every 50]` needs
-root, and OMP_NUM_THREADS=1 because it forks workers from a process without other threads. Four
-nodes train; after some undisturbed seconds each fault concerns one of them, and somebody starts
-again at once what has died. Each line says what was done and what came of it; the last ones sum up,
-and --out gets them as JSON. Exits 1 if weights differ between nodes, or a node does not come back.
+`elastic_chaos.py --seed 1 --seconds 900 [--nodes 8] [--every 50 [--by-quorum]]` needs root, and
+OMP_NUM_THREADS=1 because it forks workers from a process without other threads. Some nodes train;
+after some undisturbed seconds each fault concerns one of them, and somebody starts again at once
+what has died. Each line says what was done and what came of it; the last ones sum up, and --out
+gets them as JSON. Exits 1 if weights differ between nodes, or a node does not come back.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import shutil
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from diary import Diary, Living
-from elastic_nodes import Node
+from elastic_nodes import SHARD, Node, serving
 from network import Network
 from waiting import pass_time, until
 
@@ -53,19 +54,19 @@ class Fault:
         return f"{self.kind}: node {self.node}{lasting}"
 
 
-def plan(seed: int) -> Iterator[Fault]:
+def plan(seed: int, nodes: int = NODES) -> Iterator[Fault]:
     """Gives faults without end; each kind comes once before one comes again."""
     rng = random.Random(seed)
     while True:
         for kind in rng.sample(KINDS, len(KINDS)):
             is_brief = kind in ("worker killed", "sidecar killed")
-            yield Fault(kind, rng.randrange(NODES), 0.0 if is_brief else rng.uniform(*LASTS))
+            yield Fault(kind, rng.randrange(nodes), 0.0 if is_brief else rng.uniform(*LASTS))
 
 
 class Chaos:
-    def __init__(self, nodes: list[Node], network: Network) -> None:
+    def __init__(self, nodes: list[Node], network: Network, *, are_apart: bool) -> None:
         self._nodes, self._network = nodes, network
-        self._diary = Diary([node.log for node in nodes])
+        self._diary = Diary([node.log for node in nodes], are_apart=are_apart)
         self.living = Living(len(nodes))
         self.faults: list[Fault] = []
         self.began = self.disturbed = self.ended = 0.0
@@ -79,12 +80,12 @@ class Chaos:
         self._train(calm)
         self.disturbed = time.monotonic()
         rng = random.Random(seed)
-        for number, fault in enumerate(plan(seed)):
+        for number, fault in enumerate(plan(seed, len(self._nodes))):
             if number >= len(KINDS) and time.monotonic() > self.disturbed + seconds:
                 break
             self._disturb(fault)
             self._train(fault.at + rng.uniform(0.5, 1.5) * gap - time.monotonic())
-            others = {*range(NODES)} - {fault.node}
+            others = {*range(len(self._nodes))} - {fault.node}
             fault.pause, _ = self._diary.longest_gap(others, fault.at)
             own = self._diary.longest_gap({fault.node}, fault.free, begun_by=fault.free + _SOON)
             fault.back = own[1] - fault.free
@@ -169,15 +170,24 @@ class Chaos:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what is printed at the end."""
-    hosts = [f"node{node}" for node in range(NODES)]
+    hosts = [f"node{node}" for node in range(options.nodes)]
     rate = parse_rate(options.rate)
     folder = options.logs or Path(tempfile.mkdtemp(prefix="elastic-"))
-    with Lab(hosts, rate) as lab:
+    with Lab([*hosts, SHARD], rate) as lab, contextlib.ExitStack() as stack:
+        aggregator = stack.enter_context(serving(lab, folder)) if options.by_quorum else ""
         nodes = [
-            Node(lab, number, folder, codec=options.codec, every=options.every)
-            for number in range(NODES)
+            Node(
+                lab,
+                number,
+                folder,
+                nodes=hosts,
+                codec=options.codec,
+                every=options.every,
+                aggregator=aggregator,
+            )
+            for number in range(options.nodes)
         ]
-        chaos = Chaos(nodes, Network(lab))
+        chaos = Chaos(nodes, Network(lab), are_apart=options.by_quorum)
         try:
             gap = 3600 / options.faults_per_hour
             chaos.run(options.seed, options.calm, options.seconds, gap)
@@ -215,10 +225,18 @@ def main() -> None:
     parser.add_argument("--faults-per-hour", type=float, default=125)
     parser.add_argument("--codec", default="fp16")
     parser.add_argument("--every", type=int, default=0, help="steps between local updates; 0: none")
+    parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument(
+        "--by-quorum",
+        action="store_true",
+        help="exchange local updates as soon as most nodes have come, over an aggregator",
+    )
     parser.add_argument("--rate", default="250mbit", help="of each node's link")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--logs", type=Path, help="an empty folder to keep what nodes write")
     arguments = parser.parse_args()
+    if arguments.by_quorum and not arguments.every:
+        parser.error("--by-quorum goes with --every")
     torch_import.import_torch()
     import thalweg.ddp
     import thalweg.elastic  # noqa: F401 - workers are forked with it

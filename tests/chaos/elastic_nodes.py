@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import elastic_worker
 from waiting import settled
 
 from thalweg import _binaries
-from thalweg._job._processes import die_with_parent
-from thalweg_bench.lab import Lab
+from thalweg._job._processes import Server, die_with_parent
+from thalweg_bench.lab import INTERFACE, Lab
 
 PORT = 29555
+SHARD = "shard"
+_READY = 20.0
 RECONNECT = "3"  # as workers of an elastic training that start their sidecars give it to them
+
+
+@contextlib.contextmanager
+def serving(lab: Lab, folder: Path) -> Iterator[str]:
+    """Runs an aggregator in the host SHARD; gives its address."""
+    address = f"{lab.address(SHARD)}:7070"
+    with (folder / f"{SHARD}.txt").open("ab") as log:
+        server = Server(
+            SHARD,
+            [str(_binaries.find(_binaries.AGGREGATOR)), "--listen", address],
+            env=os.environ | {"THALWEG_LOG": "warn"},
+            stderr=log,
+            preexec=lab.entering(SHARD, die_with_parent(signal.SIGKILL)),
+        )
+    server.wait_ready(_READY)
+    try:
+        yield address
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 class Node:
@@ -26,14 +50,27 @@ class Node:
     Use it in a process without other threads: workers are forked. Call look() often.
     """
 
-    def __init__(self, lab: Lab, number: int, folder: Path, *, codec: str, every: int) -> None:
-        """The training has that codec, and local updates after `every` steps unless 0."""
+    def __init__(
+        self,
+        lab: Lab,
+        number: int,
+        folder: Path,
+        *,
+        nodes: Sequence[str],
+        codec: str,
+        every: int,
+        aggregator: str = "",
+    ) -> None:
+        """The training of `nodes`, which are hosts, has that codec, and local updates after `every`
+        steps unless 0; by quorum if there is an aggregator, instead of a shard in each sidecar.
+        """
         self.host = lab.names[number]
         self.number = number
         self.is_down = False  # nothing is started again
         self.is_cut = False
         self._lab, self._folder = lab, folder
         self._codec, self._every = codec, every
+        self._nodes, self._aggregator = nodes, aggregator
         self._worker = 0
         self._sidecar: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
@@ -118,7 +155,9 @@ class Node:
 
     def _start_sidecar(self) -> None:
         argv = [str(_binaries.find(_binaries.SIDECAR)), f"--socket={self._socket}"]
-        argv += ["--aggregators", "", f"--shard-listen={self._lab.address(self.host)}:0"]
+        argv += ["--aggregators", self._aggregator]
+        if not self._aggregator:
+            argv += [f"--shard-listen={self._lab.address(self.host)}:0"]
         with (self._folder / f"{self.host}.txt").open("ab") as log:
             self._sidecar = subprocess.Popen(
                 argv,
@@ -154,13 +193,16 @@ class Node:
         os.dup2(log, 2)
         self._lab.enter(self.host)
         os.environ.update(
-            THALWEG_ELASTIC=",".join(f"{self._lab.address(n)}:{PORT}" for n in self._lab.names),
+            THALWEG_ELASTIC=",".join(f"{self._lab.address(n)}:{PORT}" for n in self._nodes),
             THALWEG_ELASTIC_NODE=str(self.number),
             THALWEG_SIDECAR=self._socket,
             THALWEG_RECONNECT=RECONNECT,
             THALWEG_CODEC=self._codec,
+            GLOO_SOCKET_IFNAME=INTERFACE,
         )
-        elastic_worker.train(self.log, self._folder / "over", self._every)
+        elastic_worker.train(
+            self.log, self._folder / "over", self._every, by_quorum=bool(self._aggregator)
+        )
 
     @property
     def _socket(self) -> str:

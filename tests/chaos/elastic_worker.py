@@ -73,33 +73,49 @@ class _Training:
         optimizer.step()
         return loss.item()
 
-    def commit(self, loss: float) -> bool:
-        """Returns whether all workers end now."""
-        self.state.commit()
+    def commit(self, loss: float, *, together: bool = True) -> bool:
+        """Returns whether this worker ends now: all do at the same step, if they are together."""
+        try:
+            self.state.commit()
+        finally:  # where nodes have come it raises, after the commit
+            self._note(loss, is_digested=together)
+        if not together:
+            return self._until.exists()
+        self._is_over.fill_(self._until.exists())
+        dist.broadcast(self._is_over, 0)
+        return bool(self._is_over)
+
+    def _note(self, loss: float, *, is_digested: bool) -> None:
         membership = self.state.membership
         assert membership is not None
-        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy()
         self._write(
             step=self.state.commits,
             generation=membership.generation,
             workers=membership.world_size,
-            digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
+            digest=self._digest() if is_digested else "",
             loss=loss,
         )
-        self._is_over.fill_(self._until.exists())
-        dist.broadcast(self._is_over, 0)
-        return bool(self._is_over)
+
+    def end(self) -> None:
+        """Writes down the last weights, which are the same on all."""
+        self._write(end=self._digest())
+
+    def _digest(self) -> str:
+        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy()
+        return hashlib.sha256(weights.tobytes()).hexdigest()[:16]
 
     def _write(self, **entry: object) -> None:
         self._log.write(json.dumps({**entry, "at": time.monotonic()}) + "\n")
 
 
-def train(log: Path, until: Path, every: int) -> None:
+def train(log: Path, until: Path, every: int, by_quorum: bool) -> None:
     """Trains until there is a file `until`; with local updates that are exchanged and committed
-    after `every` steps, unless that is 0.
+    after `every` steps, unless that is 0, and then by a quorum of the members if that is so.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     training = _Training(log, until)
+
+    backend = "gloo" if by_quorum else "thalweg"  # that of Thalweg needs all members
 
     @thalweg.elastic.run
     def run(state: thalweg.elastic.State) -> None:
@@ -107,11 +123,13 @@ def train(log: Path, until: Path, every: int) -> None:
         thalweg.ddp.attach(ddp)
         for batch in training.batches():
             if training.commit(training.step(ddp, training.optimizer, batch)):
+                training.end()
                 return
 
-    @thalweg.elastic.run
+    @thalweg.elastic.run(backend=backend)
     def run_local(state: thalweg.elastic.State) -> None:
-        optimizer = LocalOptimizer(training.optimizer, every=every)
+        quorum = dist.get_world_size() // 2 + 1 if by_quorum else None
+        optimizer = LocalOptimizer(training.optimizer, every=every, quorum=quorum, min_nodes=quorum)
         if state.local is not None:
             optimizer.load_state_dict(state.local)
         for number, batch in enumerate(training.batches(), start=1):
@@ -119,7 +137,9 @@ def train(log: Path, until: Path, every: int) -> None:
             if number % every:
                 continue
             state.local = optimizer.state_dict()
-            if training.commit(loss):
+            if training.commit(loss, together=not by_quorum):
+                optimizer.finish()
+                training.end()
                 optimizer.close()
                 return
 

@@ -56,7 +56,7 @@ def aborted_as_by_elastic() -> list[str]:
     dist.barrier()
     if dist.get_rank() > 0:
         return [outcome(lambda: dist.recv(torch.zeros(2), src=0))]
-    return [outcome(_member.abort_all), outcome(lambda: dist.all_reduce(torch.ones(2)))]
+    return [outcome(_member.abort_for_lost), outcome(lambda: dist.all_reduce(torch.ones(2)))]
 
 
 JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted, aborted_as_by_elastic)}

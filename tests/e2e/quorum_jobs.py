@@ -18,6 +18,7 @@ from digests import digest
 from jobs import outcome
 from torch import nn
 
+from thalweg._job import _member
 from thalweg.ps import LocalOptimizer
 
 EXCHANGES = int(os.environ.get("EXCHANGES", "20"))
@@ -148,12 +149,16 @@ def leaves() -> Any:
 
 
 def loses_one() -> dict[str, Any]:
-    """The last rank dies in the middle; the others go on."""
+    """The last rank dies in the middle; the others go on, even when it is back in an elastic
+    training.
+    """
     trainer = Trainer(min_nodes=2)
     trainer.train(EXCHANGES)
     if dist.get_rank() == dist.get_world_size() - 1:
         os._exit(3)
-    trainer.train(EXCHANGES)
+    trainer.train(EXCHANGES // 2)
+    _member.abort_for_lost()
+    trainer.train(EXCHANGES // 2)
     trainer.optimizer.finish()
     return {"digest": digest(trainer.model)}
 

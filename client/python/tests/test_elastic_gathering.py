@@ -99,14 +99,14 @@ def test_others_plan_when_the_leader_is_lost(cluster):
     assert plan.membership(0).lost == (0,)
 
 
-def test_node_that_comes_back_is_noticed_by_the_leader_and_planned_in(cluster):
+def test_node_that_comes_back_is_noticed_by_all_and_planned_in(cluster):
     cluster.gather(0, 1, 2)
     cluster.close(0)
     cluster.gather(1, 2)
     cluster.standings[0] = cluster.fresh(0)
     cluster.start(0)
     back = cluster.begin_to_gather(0)
-    while not cluster.workers[1].has_comers():
+    while not all(cluster.workers[node].has_comers() for node in (1, 2)):
         assert not back[0].done()
     plan = cluster.begin_to_gather(1, 2)[1].result(SECONDS)
     assert back[0].result(SECONDS) == plan

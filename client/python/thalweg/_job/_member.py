@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from thalweg import _C
@@ -24,7 +24,8 @@ _NO_HOSTS = (
     "lost (THALWEG_MIN_NODES): leave one of them out"
 )
 
-_sessions: weakref.WeakSet[_C.Session] = weakref.WeakSet()
+# Whether the job of each ends when a node is lost.
+_sessions: weakref.WeakKeyDictionary[_C.Session, bool] = weakref.WeakKeyDictionary()
 _sessions_lock = threading.Lock()
 
 
@@ -183,7 +184,7 @@ def _connect(
         text = f"{error}{_shards.question(str(error))}"
         raise type(error)(f"{text}{shards.hint(text, place.node)}") from None
     with _sessions_lock:
-        _sessions.add(session)
+        _sessions[session] = first.min_nodes == 0
     return session
 
 
@@ -192,8 +193,17 @@ def abort_all() -> None:
 
     Thread-safe.
     """
+    _abort(lambda needs_all: True)
+
+
+def abort_for_lost() -> None:
+    """Like abort_all(), but leaves jobs alone that go on without lost nodes."""
+    _abort(lambda needs_all: needs_all)
+
+
+def _abort(is_due: Callable[[bool], bool]) -> None:
     _C.cancel_connects()
     with _sessions_lock:
-        sessions = list(_sessions)
+        sessions = [session for session, needs_all in _sessions.items() if is_due(needs_all)]
     for session in sessions:
         session.abort()

@@ -56,8 +56,6 @@ class FirstWorker:
         del last  # the leader makes no plan twice
         asking = standing._replace(question=secrets.token_hex(8))
         self._mailbox.set_standing(asking)
-        for node in {*standing.members} - {self._node}:  # they need not wait for this one
-            self._lookers.submit(_mailbox.come_to, self._addresses[node], asking)
         began = said = time.monotonic()
         led_since: float | None = None
         why = ""
@@ -71,6 +69,7 @@ class FirstWorker:
                     f"its process and begins the next, this one has ended {standing.ended}: a node "
                     "that is started again comes to the first run() of a script only"
                 )
+            self._call(answering, asking)
             leader = _quorum.leader(answering)
             if leader == self._node:
                 led_since = led_since or time.monotonic()
@@ -149,6 +148,12 @@ class FirstWorker:
             for number, one in seen
             if one is not None and one.node == number and one.ended >= self._ended
         }
+
+    def _call(self, answering: Mapping[int, Standing], asking: Standing) -> None:
+        """Tells those that train that this node waits, so that all of them leave at one commit."""
+        for node, one in answering.items():
+            if one.generation and not one.question and not one.has_finished:
+                self._lookers.submit(_mailbox.come_to, self._addresses[node], asking)
 
     def _offer(self, come: Mapping[int, Standing], question: str) -> Plan | None:
         """Returns a plan that all who have come have got; None: one of them has gone."""

@@ -113,7 +113,7 @@ class _Runner:
             seconds = self._settings.timeout
             rules = Rules(len(addresses), min_nodes, seconds, seconds)
             self._gatherer = FirstWorker(
-                addresses, self._standing, rules, self._open_store, _member.abort_all
+                addresses, self._standing, rules, self._open_store, _member.abort_for_lost
             )
         else:
             self._gatherer = FurtherWorker(addresses[self._node])
