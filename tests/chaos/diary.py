@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,17 @@ class Diary:
     def rate(self, begin: float, end: float) -> float:
         """Returns the steps a second, each counted once for every worker that took part."""
         if self._are_apart:
-            return sum(begin < one.at <= end for one in self._all()) / (end - begin)
+            return sum(map(len, self._times(begin, end))) / (end - begin)
         return sum(s.workers for s in self._steps() if begin < s.at <= end) / (end - begin)
+
+    def usual_rate(self, begin: float, end: float) -> float:
+        """Returns the same for a time without faults; where nodes are apart, by the median of the
+        times between two commits, which may be too few to be counted.
+        """
+        if not self._are_apart:
+            return self.rate(begin, end)
+        gaps = [b - a for own in self._times(begin, end) for a, b in itertools.pairwise(own)]
+        return len(self._commits) / statistics.median(gaps)
 
     def share_of(self, living: Living, begin: float, end: float) -> float:
         """Returns how many of the living nodes took part: each time belongs to the next commit;
@@ -134,12 +142,13 @@ class Diary:
         differing = [f"step {key[0]}: {found}" for key, found in seen.items() if len(found) > 1]
         return differing + ([f"the end: {self._ends}"] if len(set(self._ends)) > 1 else [])
 
-    def _all(self) -> Iterator[_Commit]:
-        return itertools.chain.from_iterable(self._commits)
+    def _times(self, begin: float, end: float) -> list[list[float]]:
+        """Returns for each node when it has committed."""
+        return [[one.at for one in own if begin < one.at <= end] for own in self._commits]
 
     def _own_times(self, begin: float, end: float) -> float:
         """Returns the seconds, of all nodes together, for which each was not late."""
-        times = [[c.at for c in own if begin < c.at <= end] for own in self._commits]
+        times = self._times(begin, end)
         gaps = [[b - a for a, b in itertools.pairwise([begin, *own, end])] for own in times]
         usual = statistics.median(itertools.chain.from_iterable(gaps))
         return sum(min(gap, 2 * usual) for own in gaps for gap in own)

@@ -151,7 +151,7 @@ class Chaos:
         over.touch()
         not_well = [node.host for node in self._nodes if not node.wait(GIVE_UP)]
         self._diary.read()
-        calm = self._diary.rate(self.began, self.disturbed)
+        calm = self._diary.usual_rate(self.began, self.disturbed)
         disturbed = self._diary.rate(self.disturbed, self.ended)
         of_living = self._diary.share_of(self.living, self.disturbed, self.ended)
         return {

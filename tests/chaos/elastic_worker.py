@@ -128,7 +128,8 @@ def train(log: Path, until: Path, every: int, by_quorum: bool) -> None:
 
     @thalweg.elastic.run(backend=backend)
     def run_local(state: thalweg.elastic.State) -> None:
-        quorum = dist.get_world_size() // 2 + 1 if by_quorum else None
+        assert state.membership is not None
+        quorum = len(state.membership.nodes) // 2 + 1 if by_quorum else None
         optimizer = LocalOptimizer(training.optimizer, every=every, quorum=quorum, min_nodes=quorum)
         if state.local is not None:
             optimizer.load_state_dict(state.local)

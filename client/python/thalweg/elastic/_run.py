@@ -119,6 +119,9 @@ class _Runner:
             self._gatherer = FurtherWorker(addresses[self._node])
 
     def run(self, train: Callable[[State], _Result], state: State) -> _Result:
+        # Each membership ends with a collection, which need not look at all that torch has loaded.
+        gc.collect()
+        gc.freeze()
         results: list[_Result] = []  # of a train() after which others were not heard any more
         failed_at, failures = -1, 0
         while True:
@@ -147,6 +150,7 @@ class _Runner:
             self._leave(state)
 
     def close(self) -> None:
+        gc.unfreeze()
         self._gatherer.close()
 
     def _begin(self, plan: Plan, state: State) -> None:
