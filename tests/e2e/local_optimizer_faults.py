@@ -77,6 +77,8 @@ def broken() -> str:
     if how.startswith("change_weights"):
         with torch.no_grad():
             trainer.model[2].weight.mul_(0.5)
+    if how == "freeze":
+        trainer.model[2].requires_grad_(False)
     if how == "change_weights_and_finish":
         return outcome(trainer.optimizer.finish)
     if how == "step_alone":

@@ -136,6 +136,22 @@ def goes_on() -> dict[str, Any]:
     return {"digest": digest(trainer.model), "bias": bias, "before": before, "loaded": loaded}
 
 
+def resumes() -> dict[str, Any]:
+    """Each goes on from a checkpoint of its own, some while weights are on their way to them."""
+    trainer = Trainer(every=6, delay=3, quorum=1)
+    for _ in range(EXCHANGES + dist.get_rank()):
+        trainer.train(1)
+    trainer.every = 1
+    trainer.train(2 * dist.get_rank())  # steps, of which an exchange takes six
+    saved, model = trainer.optimizer.state_dict(), copy.deepcopy(trainer.model.state_dict())
+    due = saved["local"]["fragments"][0]["due"]
+    trainer.optimizer.load_state_dict(copy.deepcopy(saved))
+    trainer.model.load_state_dict(model)
+    trainer.train(2)
+    trainer.optimizer.finish()
+    return {"digest": digest(trainer.model), "due": due}
+
+
 def leaves() -> Any:
     """The last rank leaves in the middle without a word; the others go on."""
     trainer = Trainer()
@@ -190,7 +206,7 @@ def refused() -> list[str]:
 
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
-    for each in (slow_one, at_will, streams, goes_on, leaves, loses_one, refused)
+    for each in (slow_one, at_will, streams, goes_on, resumes, leaves, loses_one, refused)
 }
 
 

@@ -14,6 +14,7 @@ from digests import digest
 from jobs import job, main, outcome
 from powersgd_jobs import Net, step
 from torch.nn.parallel import DistributedDataParallel
+from waiting import pass_time
 
 import thalweg.ddp
 
@@ -110,6 +111,19 @@ def ordinary() -> dict[str, Any]:
         first,
         second,
     )
+
+
+@job
+def one_comes_late() -> dict[str, Any]:
+    """Resumes, with another rank that comes to its first step later than THALWEG_TIMEOUT."""
+    first = Training()
+    straight = first.train(SAVED_AFTER)
+    first.save(path(), state=False)
+    second = Training()
+    second.load(path())
+    if dist.get_rank() == 1:
+        pass_time(1.5 * float(os.environ["THALWEG_TIMEOUT"]))
+    return finish({"straight": straight, "resumed": second.train(3)}, first, second)
 
 
 @job

@@ -1,6 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, lamb, accumulate, clip, cliponly, scaler, unused and part, joined by "_".
+MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused and part, joined
+by "_".
 """
 
 import contextlib
@@ -50,6 +51,8 @@ def make_optimizer(mode: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(trainable[2:], lr=0.01)
     if "sgd" in mode:
         return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True)
+    if "amsgrad" in mode:
+        return torch.optim.AdamW(groups, lr=0.01, amsgrad=True)
     if "lamb" in mode:
         return torch.optim.LAMB(groups, lr=0.01, weight_decay=0.01)
     return torch.optim.AdamW(groups, lr=0.01)

@@ -193,6 +193,7 @@ BROKEN = {
     "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
     "change_weights_and_finish": "2.weight has been changed by other code than step()",
     "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
+    "freeze": "2.bias, 2.weight requires no gradient any more, but did when LocalOptimizer",
     "count": "count() needs a LocalOptimizer that was made with weighted=True",
 }
 

@@ -91,11 +91,13 @@ def test_history_is_right_where_connections_break(tmp_path):
     checked(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["streams", "goes_on"])
+@pytest.mark.parametrize("name", ["streams", "goes_on", "resumes"])
 def test_workers_meet_wherever_they_are(name, tmp_path):
     with servers(shards=2) as cluster:
         results = start(cluster, tmp_path, name).results()
     assert len({result["digest"] for result in results}) == 1
+    if name == "resumes":
+        assert len({result["due"] for result in results}) > 1
     if name == "goes_on":
         assert results[0]["bias"] > 0.5
         assert all(result["before"] == result["loaded"] for result in results)

@@ -40,6 +40,15 @@ def test_ordinary_checkpoint_of_model_and_optimizer_compresses_from_the_next_ste
     assert "begins anew" not in said
 
 
+def test_worker_that_comes_late_to_its_first_step_is_waited_for(tmp_path):
+    results, said = run("one_comes_late", tmp_path, env={"THALWEG_TIMEOUT": "2"})
+    for result in results:
+        assert compressed(result["resumed"], result["straight"][0]) == [True] * 3
+    assert "waiting for rank 1 to come to their first training step, for " in said
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+    assert "begins anew" not in said
+
+
 def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
     variables = {
         "THALWEG_POWERSGD_COMPRESSION": "1",

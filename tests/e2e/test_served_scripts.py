@@ -69,6 +69,7 @@ def test_pull_and_overlap_may_be_wished_for(wishes, codec, tmp_path):
     ("mode", "value", "why"),
     [
         ("adamw", "sgd", "it is a torch.optim.adamw.AdamW, and not sgd"),
+        ("amsgrad", "auto", "group 0 has amsgrad, which shards do not have"),
         ("part", "auto", "it has 4 trainable parameters, and its module 6, of which 4 are the"),
     ],
 )

@@ -102,3 +102,27 @@ def test_rule_that_comes_too_late_is_remarked():
         "the rule 'layer.*=bf16' applies to no parameter: rules before it apply to all that it "
         "matches (layer.weight)"
     )
+
+
+def test_matrices_that_powersgd_would_not_shorten_are_named_and_vectors_are_not():
+    bias = Tensor("layer.bias", "float32", (64,))
+    remarks, everything = _left_out.find("powersgd:rank=16", (FLOAT, bias), num_nodes=2)
+    assert remarks == (
+        "gradients of 1 of 2 parameters (layer.weight) stay uncompressed in spite of powersgd: "
+        "their factors would not be smaller by min_rate: choose a lower rank, or another codec",
+    )
+    assert everything
+    # 64 * 64 elements are more than 2 * (64 + 64) * 15.
+    remarks, everything = _left_out.find("powersgd:rank=15", (FLOAT, bias), num_nodes=2)
+    assert (remarks, everything) == ((), False)
+
+
+def test_casts_to_another_type_of_16_bits_are_said_to_do_nothing():
+    half = Tensor("layer.weight", "bfloat16", (64, 64))
+    remarks, everything = _left_out.find("fp16", (half,), num_nodes=2)
+    assert remarks == (
+        "gradients of 1 of 1 parameters (layer.weight) stay as they are in spite of fp16: they are "
+        "bfloat16, which is as short",
+    )
+    assert everything
+    assert _left_out.find("bf16", (half,), num_nodes=2) == ((), False)

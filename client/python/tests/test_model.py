@@ -50,6 +50,14 @@ def test_names_are_those_of_the_module_that_is_compiled_or_checkpointed():
         assert names_of(wrapped(module)) == ["head.weight", "head.bias"]
 
 
+def test_parameters_that_torch_averages_by_itself_are_known_by_name():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    own = [module[1].bias]
+    assert _model.delayed(SimpleNamespace(module=module, _delay_all_reduce_params=own)) == [
+        "1.bias"
+    ]
+
+
 def module_on(*devices):
     named = [
         (f"p{index}", SimpleNamespace(device=torch.device(device)))

@@ -1,5 +1,6 @@
 """Tests which files nodes write of what they hold back, with stand-ins for job and store."""
 
+import gc
 import logging
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -155,3 +156,28 @@ def test_store_that_has_gone_is_said_once_and_files_are_written_at_the_end(tmp_p
     second.keeper.close()
     assert caplog.text.count("Connection reset by peer") == 1
     assert names(tmp_path) == ["job-1-2-node1.residuals"]
+
+
+def test_file_that_a_job_goes_on_from_stays_until_there_is_a_later_checkpoint(tmp_path):
+    first = Node(tmp_path, Store(), 1, job="first")
+    first.step = 8
+    first.keeper.close()
+    del first
+    for attempt in range(5):
+        again = Node(tmp_path, Store(), 1, job=f"again{attempt}")
+        again.keeper.find({"job": "first", "step": 8, "nodes": 2})
+        again.step = 12
+        again.keeper.close()  # without a checkpoint
+        del again
+        gc.collect()  # each attempt is a process of its own
+        assert "first-8-node1.residuals" in names(tmp_path)
+    assert len(names(tmp_path)) == 4
+    store = Store()
+    boss, last = Node(tmp_path, store, 0, job="last"), Node(tmp_path, store, 1, job="last")
+    last.keeper.find({"job": "first", "step": 8, "nodes": 2})
+    for node in (boss, last):
+        node.step = 20
+    boss.keeper.keep(boss.whole())
+    last.keeper.look()
+    last.keeper.close()
+    assert "first-8-node1.residuals" not in names(tmp_path)

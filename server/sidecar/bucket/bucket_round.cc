@@ -22,9 +22,11 @@ absl::Status BucketRound::CheckLocked(uint32_t local_rank, const ipc::Submit& su
     return refused(": tensor ", tensor, " is unused, but there are ", layout_.tensors.size());
   }
   if (next_ && *next_ != Doing{submission.settings, submission.kind}) {
-    return refused(": workers of this node submitted it with settings ", next_->settings, " and ",
-                   submission.settings,
-                   " (whose number rises where a learning rate or the like changes)");
+    return refused(
+        ": workers of this node submitted it with settings ", next_->settings, " and ",
+        submission.settings,
+        " (whose number rises where a learning rate or the like changes, and where a worker "
+        "finishes earlier than another one)");
   }
   return absl::OkStatus();
 }

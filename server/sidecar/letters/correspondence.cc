@@ -17,13 +17,15 @@ std::optional<Correspondence::Outgoing> Correspondence::Next() {
     next.letter.taken = told_ = taken_;
     return Outgoing{++written_, Seal(next.letter, std::move(next.body))};
   }
-  const bool asks = settles_ && confirmed_ < written_ && asked_ < written_;
+  const bool asks = settles_ && asked_ < written_ && (gives_up_ || confirmed_ < written_);
   const uint64_t untold = taken_ - told_;
-  if (!asks && untold < (tells_at_once_ ? 1 : (window_ + 1) / 2)) return std::nullopt;
+  const bool tells = owes_answer_ || untold >= (tells_at_once_ ? 1 : (window_ + 1) / 2);
+  if (!asks && !tells) return std::nullopt;
   told_ = taken_;
+  owes_answer_ = false;
   if (asks) asked_ = written_;
-  return Outgoing{
-      0, Seal({.kind = LetterKind::kReceipt, .message = asks ? 1u : 0u, .taken = taken_}, {})};
+  const uint64_t asked = asks ? (gives_up_ ? kGivesUp : kAsks) : 0;
+  return Outgoing{0, Seal({.kind = LetterKind::kReceipt, .message = asked, .taken = taken_}, {})};
 }
 
 absl::StatusOr<std::vector<OpenedLetter>> Correspondence::Take(uint64_t number, Payload sealed) {
@@ -41,6 +43,8 @@ absl::StatusOr<std::vector<OpenedLetter>> Correspondence::Take(uint64_t number, 
   std::vector<OpenedLetter> in_order;
   if (is_receipt) {
     tells_at_once_ = tells_at_once_ || letter.message > 0;
+    if (letter.message == kGivesUp) owes_answer_ = other_has_given_up_ = true;
+    is_answered_ = asked_ > 0;
     return in_order;
   }
   early_.emplace(number, std::move(opened));

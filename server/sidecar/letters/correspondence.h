@@ -25,12 +25,19 @@ class Correspondence {
     queue.push_back({letter, std::move(body)});
   }
 
-  // From now on each end confirms at once what it takes: this node waits for it.
-  void Settle() { settles_ = tells_at_once_ = true; }
-  // Returns whether all that was written has gone, and the other node has taken it.
-  bool is_settled() const {
-    return requests_.empty() && waiting_.empty() && confirmed_ == written_;
+  // From now on each end confirms at once what it takes: this node waits for it. `gives_up`: and
+  // leaves, whatever the other one has still to say of messages that nobody has received there.
+  void Settle(bool gives_up) {
+    settles_ = tells_at_once_ = true;
+    gives_up_ = gives_up;
   }
+  // Returns whether all that was written has gone, and the other node has taken it, and knows if
+  // this one gives up.
+  bool is_settled() const {
+    return requests_.empty() && waiting_.empty() && confirmed_ == written_ &&
+           (!gives_up_ || is_answered_);
+  }
+  bool other_has_given_up() const { return other_has_given_up_; }
 
   struct Outgoing {
     uint64_t number = 0;  // from 1; 0: a receipt, which has none
@@ -54,6 +61,10 @@ class Correspondence {
   std::map<uint64_t, OpenedLetter> early_;  // by number
   bool settles_ = false;
   bool tells_at_once_ = false;
+  bool gives_up_ = false;
+  bool is_answered_ = false;  // since the other node was asked
+  bool other_has_given_up_ = false;
+  bool owes_answer_ = false;
   uint64_t asked_ = 0;  // `written_` when the other node was asked to confirm it
 };
 

@@ -14,8 +14,10 @@ enum class LetterKind : uint32_t {
   kOffer = 1,    // a worker sends a message; a short one is the letter's body
   kRequest = 2,  // the receiver has come: from `message` it wants the bytes up to `offset`
   kBody = 3,     // bytes of `message`, from `offset` on
-  kReceipt = 4,  // says nothing but `taken`; message 1: confirm what you take at once from now on
+  kReceipt = 4,  // says nothing but `taken`, and perhaps one of these as `message`
 };
+inline constexpr uint64_t kAsks = 1;     // confirm at once what you take, from now on
+inline constexpr uint64_t kGivesUp = 2;  // and know that this node leaves: answer, and no more
 
 // Numbers of messages count what one node's workers send to the other node's, from 1.
 struct Letter {

@@ -146,7 +146,7 @@ TEST(CorrespondenceTest, EndsThatSettleConfirmAtOnceWhatTheyHaveTaken) {
   const auto first = one.Next();
   ASSERT_TRUE(other.Take(first->number, first->sealed).ok());
   EXPECT_FALSE(other.Next().has_value());  // far from a window
-  one.Settle();
+  one.Settle(false);
   const auto asks = one.Next();
   ASSERT_TRUE(asks.has_value());
   EXPECT_EQ(asks->number, 0u);
@@ -161,6 +161,26 @@ TEST(CorrespondenceTest, EndsThatSettleConfirmAtOnceWhatTheyHaveTaken) {
   const auto second = one.Next();
   ASSERT_TRUE(other.Take(second->number, second->sealed).ok());
   EXPECT_TRUE(other.Next().has_value());
+}
+
+TEST(CorrespondenceTest, EndThatGivesUpIsSettledWhenTheOtherKnows) {
+  Correspondence one(16), other(16);
+  one.Write(Offering(1), PayloadOf("a"));
+  const auto first = one.Next();
+  ASSERT_TRUE(other.Take(first->number, first->sealed).ok());
+  one.Settle(true);
+  const auto leaves = one.Next();
+  ASSERT_TRUE(leaves.has_value());
+  EXPECT_FALSE(other.other_has_given_up());
+  ASSERT_TRUE(other.Take(0, leaves->sealed).ok());
+  EXPECT_TRUE(other.other_has_given_up());
+  EXPECT_FALSE(one.is_settled());
+  const auto answer = other.Next();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_FALSE(other.Next().has_value());  // once is enough
+  ASSERT_TRUE(one.Take(answer->number, answer->sealed).ok());
+  EXPECT_TRUE(one.is_settled());
+  EXPECT_FALSE(one.other_has_given_up());
 }
 
 TEST(MailboxTest, OffersAndReceivesMeetBySourceAndTagInOrder) {

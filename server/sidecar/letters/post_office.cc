@@ -203,8 +203,7 @@ absl::Status PostOffice::MatchedLocked(const std::shared_ptr<Receiving>& receive
     return absl::OkStatus();
   }
   receive->wanted = receive->come = offer.bytes;
-  WithLocked(offer.node)
-      .Write({.kind = LetterKind::kRequest, .message = offer.message, .offset = offer.bytes}, {});
+  DismissLocked(offer);
   copies.emplace_back([this, receive, body = std::exchange(receive->offer.body, {})] {
     Copy(body, receive->data());
     NoteReceived(receive, receive->call.bytes);
@@ -288,7 +287,10 @@ absl::Status PostOffice::ReadLocked(uint32_t node, OpenedLetter opened, Copies& 
     if (bytes != 0 && bytes != letter.bytes) return refused("offers come with all bytes or none");
     Offer offer{letter.from, letter.tag, letter.bytes, node, letter.message, std::move(opened.body),
                 nullptr};
-    if (is_draining_) return DismissLocked(offer);
+    if (is_draining_) {
+      DismissLocked(offer);
+      return absl::OkStatus();
+    }
     const auto receive = mailboxes_[{letter.group, letter.to}].Put(std::move(offer));
     return receive == nullptr ? absl::OkStatus() : MatchedLocked(receive, copies);
   }

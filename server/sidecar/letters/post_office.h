@@ -105,8 +105,8 @@ class PostOffice {
   void AskLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SentLocked(Sending& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_t bytes);
-  // Tells the sender of a short message that it need not wait for it any longer; always OK.
-  absl::Status DismissLocked(const Offer& offer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the sender of a short message that it need not wait for it any longer.
+  void DismissLocked(const Offer& offer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Correspondence& WithLocked(uint32_t node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Does what is to be done without the lock, in order, unless another thread is at it.
   void Act();

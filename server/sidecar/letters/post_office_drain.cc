@@ -10,21 +10,21 @@ constexpr Duration kSettleTime = std::chrono::seconds(2);
 
 }  // namespace
 
-absl::Status PostOffice::DismissLocked(const Offer& offer) {
-  if (offer.local == nullptr && offer.body.SizeBytes() == offer.bytes) {
-    WithLocked(offer.node)
-        .Write({.kind = LetterKind::kRequest, .message = offer.message, .offset = offer.bytes}, {});
-  }
-  return absl::OkStatus();
+void PostOffice::DismissLocked(const Offer& offer) {
+  if (offer.local != nullptr || offer.body.SizeBytes() != offer.bytes) return;
+  Correspondence& with = WithLocked(offer.node);
+  if (with.other_has_given_up()) return;
+  with.Write({.kind = LetterKind::kRequest, .message = offer.message, .offset = offer.bytes}, {});
 }
 
 size_t PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ended) {
   size_t untaken = 0;
+  const Duration for_settling = std::min<Duration>(kSettleTime, (deadline - Now()) / 10);
   {
     MutexLock lock(mutex_);
     is_draining_ = true;
     for (auto& [to, mailbox] : mailboxes_) {
-      for (const Offer& offer : mailbox.TakeOffers()) DismissLocked(offer).IgnoreError();
+      for (const Offer& offer : mailbox.TakeOffers()) DismissLocked(offer);
     }
   }
   Act();
@@ -35,12 +35,13 @@ size_t PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_en
       return static_cast<size_t>(std::count_if(
           sending_.begin(), sending_.end(), [](const auto& each) { return each.second->is_done; }));
     };
-    changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const TimePoint last = deadline - for_settling;
+    changed_.WaitUntil(mutex_, last, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return has_ended() || num_untaken() == 0;
     });
     untaken = num_untaken();
     for (auto& [node, with] : with_) {
-      with.Settle();
+      with.Settle(untaken > 0);
       WithLocked(node);
     }
   }

@@ -214,6 +214,16 @@ TEST_F(PostOfficeTest, NodesWhoseMessagesNobodyReceivesLeaveAllTheSame) {
   EXPECT_TRUE(nodes_[1].failure().ok()) << nodes_[1].failure();
 }
 
+TEST_F(PostOfficeTest, NodeThatGaveUpHearsNothingMoreOfWhatIsReceivedAfterwards) {
+  nodes_[0].Send("late");
+  DeliverAll();
+  Drain(nodes_[0], Now() + std::chrono::milliseconds(20));
+  EXPECT_EQ(untaken_, 1u);
+  ASSERT_TRUE(nodes_[1].Receive(4).ok());
+  EXPECT_THAT(nodes_[1].Done(), ElementsAre("late"));
+  EXPECT_EQ(nodes_[1].DeliverTo(nodes_[0]), 0u);
+}
+
 TEST_F(PostOfficeTest, FailureEndsTheWaitForReceivers) {
   nodes_[0].Send("nobody asks for it");
   std::atomic<bool> has_failed = false;

@@ -78,7 +78,21 @@ def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted
         return f"it is a {type(optimizer).__module__}.{type(optimizer).__name__}, and not {which}"
     if module in _served:
         return "another optimizer of its module is on the shards"
-    return why_not_all(optimizer, module)
+    return why_not_all(optimizer, module) or _why_no_shards(optimizer)
+
+
+def _why_no_shards(optimizer: Optimizer) -> str:
+    """Returns what of it shards do not have; empty: they have all."""
+    from thalweg.ps._joining import DTYPES
+    from thalweg.ps._rules import rule_of
+
+    try:
+        rule_of(optimizer.param_groups)
+    except ValueError as error:
+        return str(error).removeprefix("thalweg: ")
+    trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    others = [str(p.dtype) for p in trained if p.dtype not in DTYPES]
+    return f"it has parameters in {others[0]}" if others else ""
 
 
 def why_not_all(optimizer: Optimizer, module: DistributedDataParallel) -> str:

@@ -4,12 +4,13 @@ that a codec leaves as they are, and rules without parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from thalweg import policy
 from thalweg._job._topology import Tensor
-from thalweg.codecs import FP32, WIRE_TYPES, Codec, TopK
+from thalweg.codecs import FP32, WIRE_TYPES, Codec, PowerSGD, TopK
 
 
 class LeftOut(NamedTuple):
@@ -42,6 +43,18 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
             "float64, which no codec shortens; train in float32 if they should be compressed"
         )
     remarks += _longer(parsed)
+    whole = [] if idle else [pair for pair in chosen if pair not in double and _is_whole(*pair)]
+    if matrices := [pair for pair in whole if len(pair[0].shape) > 1]:
+        remarks.append(
+            f"{_count(matrices, model)} stay uncompressed in spite of {_names(matrices)}: their "
+            "factors would not be smaller by min_rate: choose a lower rank, or another codec"
+        )
+    short = [] if idle else [pair for pair in chosen if _is_short(*pair)]
+    if short:
+        remarks.append(
+            f"{_count(short, model)} stay as they are in spite of {_names(short)}: they are "
+            f"{short[0][0].dtype}, which is as short"
+        )
     if alone:
         remarks.append(
             f"{_count(alone, model)} stay uncompressed in spite of {_names(alone)}: all workers "
@@ -54,7 +67,23 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
             "workers are on one node, and nothing crosses a network between nodes; choose fp32, or "
             f"run on several nodes {_NODES}"
         )
-    return LeftOut(tuple(remarks), 0 < len(chosen) == len(double) + len(alone))
+    return LeftOut(tuple(remarks), 0 < len(chosen) == sum(map(len, (double, alone, whole, short))))
+
+
+def _is_whole(tensor: Tensor, codec: Codec) -> bool:
+    """Returns whether PowerSGD sends all elements of the tensor, as in docs/compression.md."""
+    if not isinstance(codec, PowerSGD) or codec.wire != FP32.name:
+        return False
+    rows = tensor.shape[0] if tensor.shape else 1
+    columns = math.prod(tensor.shape) // max(rows, 1)
+    rank = min(rows, columns, codec.rank)
+    return (rows + columns) * rank * codec.min_compression_rate >= rows * columns
+
+
+def _is_short(tensor: Tensor, codec: Codec) -> bool:
+    """Returns whether the tensor is in another 16-bit type than that of a cast."""
+    types = {"fp16": "float16", "bf16": "bfloat16"}
+    return codec.name in types and tensor.dtype in {*types.values()} - {types[codec.name]}
 
 
 def _idle_rules(parsed: policy.Policy, model: Sequence[Tensor]) -> list[str]:

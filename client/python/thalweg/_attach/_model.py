@@ -38,6 +38,13 @@ def _plain_name(name: str) -> str:
     return name
 
 
+def delayed(ddp_model: DistributedDataParallel) -> list[str]:
+    """Returns the names of the parameters that torch averages by itself, in no hook."""
+    own = {id(parameter) for parameter in ddp_model._delay_all_reduce_params}
+    named = ddp_model.module.named_parameters()
+    return [_plain_name(name) for name, parameter in named if id(parameter) in own]
+
+
 def describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]:
     return tuple(
         _topology.Tensor(name, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape))

@@ -22,6 +22,12 @@ def remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, r
         compresses = place.num_nodes > 1 and not state._left_out.everything
         owner = _left_behind.Owner(state.job, me.codec, compresses)
         remarks += _left_behind.own(_model.parameters(ddp_model), owner)
+    if rank == 0 and (delayed := _model.delayed(ddp_model)):
+        remarks.append(
+            f"gradients of {len(delayed)} parameters ({delayed[0]}{', …' if delayed[1:] else ''}) "
+            "do not come here: they are in delay_all_reduce_named_params, which torch averages by "
+            "itself, uncompressed"
+        )
     if me.residuals and not state.has_residual_files and rank == 0:
         why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
         remarks.append(

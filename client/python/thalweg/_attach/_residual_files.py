@@ -25,6 +25,7 @@ class ResidualFiles:
     def __init__(self, folder: str, node: int) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._node = node
+        self._resumed: set[Path] = set()  # what the job has gone on from
         _alive.add(self)
 
     def write(self, job: str, step: int, state: bytes) -> None:
@@ -64,13 +65,21 @@ class ResidualFiles:
                 return _read(path)
         raise FileNotFoundError(f"no file {self._path(job, step)}")
 
+    def hold(self, job: str, step: int) -> None:
+        """Leaves the files that read() takes for this step where they are, until release()."""
+        self._resumed = {self._path(job, step), self._path(job, step + 1)}
+
+    def release(self) -> None:
+        self._resumed = set()
+
     def _path(self, job: str, step: int) -> Path:
         plain = re.sub(r"[^\w.-]", "_", job)
         return self.folder / f"{plain}-{step}-node{self._node}.residuals"
 
     def _remove_old(self, newest: Path) -> None:
         mine = f"*-node{self._node}.residuals"
-        others = [path for path in self.folder.glob(mine) if path != newest]
+        kept = {newest}.union(*(each._resumed for each in _alive))
+        others = [path for path in self.folder.glob(mine) if path not in kept]
         others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         # Modules of this process may have jobs of their own, whose files are here, too.
         modules = sum((each.folder, each._node) == (self.folder, self._node) for each in _alive)

@@ -63,6 +63,7 @@ class ResidualKeeper:
         """Writes the state of this step, and returns what a checkpoint says of it."""
         step = _codec_states.rounds_of(whole)
         if self._write(step, whole) and self._node == 0:
+            self.files.release()
             self._tell()
         return {"job": self._job, "step": step, "nodes": self._nodes}
 
@@ -78,6 +79,7 @@ class ResidualKeeper:
         except RuntimeError as error:
             self.warn(str(error).removeprefix("thalweg: "))
         else:
+            self.files.release()
             self._write(_codec_states.rounds_of(whole), whole)
 
     def close(self) -> None:
@@ -103,8 +105,10 @@ class ResidualKeeper:
                 f"the checkpoint was written by {mark.get('nodes')} nodes, this job has "
                 f"{self._nodes}"
             )
+        job, step = str(mark.get("job")), mark["step"]
+        self.files.hold(job, step)  # until there is a later checkpoint
         try:
-            return self.files.read(str(mark.get("job")), mark["step"])
+            return self.files.read(job, step)
         except OSError as error:
             raise OSError(f"node {self._node}: {error}") from None
 

@@ -44,11 +44,20 @@ def install() -> None:
     _patches.install("resuming", Optimizer, "load_state_dict", _load)
 
 
-def join(module: DistributedDataParallel, state: State, meeting: Meeting) -> None:
-    """Makes the module's workers agree in its first training step from where they go on."""
+def join(
+    module: DistributedDataParallel, state: State, meeting: Meeting, step_timeout: float
+) -> None:
+    """Makes the module's workers agree in its first training step from where they go on, to which
+    one may come so many seconds later than another, as to every step.
+    """
     for parameter in module.parameters():
         _states[parameter] = weakref.ref(state)
-    _meetings[module] = meeting
+    _meetings[module] = meeting._replace(
+        timeout=step_timeout / 2,  # gather() waits for twice as long
+        quiet=meeting.timeout,
+        where="their first training step",
+        variable="THALWEG_STEP_TIMEOUT",
+    )
     module.register_forward_pre_hook(_before_forward)
 
 
@@ -69,20 +78,20 @@ def settle(module: DistributedDataParallel, state: State) -> None:
         _loaded.pop(parameter, None)
     mine = _SAVED_BY_HAND if state.has_loaded else _digest(found)
     held_back, missing = _find_residuals(state, found)
+    problem = ""
     try:
-        # Half as long, because gather() waits for twice the timeout.
-        meeting = meeting._replace(timeout=meeting.timeout / 2)
         everyone = _collectives.gather((mine, missing), meeting)
-    except TimeoutError:
+    except TimeoutError as error:
         # None of them takes anything: those who come later wait in vain as well.
-        everyone = [(mine, missing), (mine if state.has_loaded else "", missing)]
+        everyone, problem = [(mine, missing)], str(error).removeprefix("thalweg: ")
     loaded = {digest for digest, _ in everyone}
     _check_loaded_by_hand([digest for digest, _ in everyone])
     if found is None or _SAVED_BY_HAND in loaded:
         return
     missing = next((why for _, why in everyone if why), "")
-    problem = "not all workers have loaded it"
-    if len(loaded) == 1:
+    if len(loaded) > 1:
+        problem = "not all workers have loaded it"
+    if not problem:
         problem = state.ride_on(found, None if missing else held_back)
     if meeting.rank != 0:
         return

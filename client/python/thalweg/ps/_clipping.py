@@ -43,8 +43,9 @@ class Clipping(KeptState):
     @or_rolled_back
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Lets this step, whose backward pass is over, clip as torch.nn.utils.clip_grad_norm_ over
-        all groups. Call it on all workers. Returns the norm before clipping, a float32 on the CPU.
-        RuntimeError: the optimizer was made for steps without clipping and loss scaling.
+        all groups, and to max_grad_norm as well. Call it on all workers. Returns the norm before,
+        but after earlier calls, a float32 on the CPU. RuntimeError: the optimizer was made for
+        steps without clipping and loss scaling.
         """
         if not self._wishes.commits:
             self._serving.fail(

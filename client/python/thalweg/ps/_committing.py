@@ -29,14 +29,15 @@ class Committing:
         return self._serving.look(groups).nonfinite > 0
 
     def clip(self, groups: Sequence[Group], bound: float) -> float:
-        """Lets this step clip to `bound`. Returns the norm before."""
+        """Lets this step clip to `bound`, too. Returns the norm after earlier calls."""
         if self._unscaled_by is None and not self._is_scale(1.0):
             self._serving.fail(
                 f"gradients carry a loss scale of {self._serving.loss_scale:g}: call "
                 "scaler.unscale_(optimizer) before clipping"
             )
-        self._bound = bound
-        return math.sqrt(self._serving.look(groups).squares) / (self._unscaled_by or 1.0)
+        norm = math.sqrt(self._serving.look(groups).squares) / (self._unscaled_by or 1.0)
+        before, self._bound = self._bound, min(bound, self._bound or bound)
+        return min(norm, before or norm)
 
     def finish_step(
         self, groups: Sequence[Group], given_scale: float | None, *, is_finite: bool
@@ -45,7 +46,7 @@ class Committing:
         to step().
         """
         told, self._unscaled_by = given_scale or self._unscaled_by, None
-        bounds = (self._bound or self.max_grad_norm, own_bound(groups))
+        bounds = (self._bound, self.max_grad_norm, own_bound(groups))
         bound, self._bound = min(filter(None, bounds), default=0.0), None
         if told is None and not self._is_scale(1.0):
             self._serving.fail(

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from thalweg.ps import _joining
-from thalweg.ps._bucket import served
 from thalweg.ps._fragment import Fragment
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import Means
@@ -19,6 +18,7 @@ from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving
 from thalweg.ps._some import some
+from thalweg.ps._step_faults import freezing_of
 
 
 class Exchange:
@@ -54,7 +54,6 @@ class Exchange:
         self._exchanged = 0  # fragments, since this was made
         self._waited = 0.0  # seconds
         self._accepts_changes = False
-        self._served = {id(each.tensor) for b in self._buckets() for each in b.parameters}
         self._restart()
 
     def close(self) -> None:
@@ -84,14 +83,8 @@ class Exchange:
     def check(self, groups: Sequence[Group]) -> None:
         """Is called before each step of the worker."""
         self._check_unchanged()
-        trained = (p for group in groups for p in group["params"] if p.requires_grad)
-        if any(id(p) not in self._served for p in trained):
-            known = self._served
-            strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
-            self._serving.fail(
-                f"{some(strangers)} requires a gradient now, but did not when LocalOptimizer was "
-                "made: workers would not agree about it. Make a new one"
-            )
+        if fault := freezing_of(self._buckets(), groups):
+            self._serving.fail(fault)
 
     def note_common_step(self) -> None:
         """Counts a step that is over, and has changed weights on all workers alike."""
@@ -218,10 +211,12 @@ class Exchange:
 
     def _check_alike(self, state: Mapping[str, Any]) -> None:
         shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
-        due = [fragment["due"] for fragment in state["fragments"]]
+        fragments = len(state["fragments"])
+        # By quorum workers are in steps of their own.
+        due = [] if self._has_quorum else [each["due"] for each in state["fragments"]]
         moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
         steps = 0 if self._has_quorum else state["steps"]
-        mine = (steps, len(due), due, shapes, moments)
+        mine = (steps, fragments, due, shapes, moments)
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, mine, group=self._group)
         if mine[1] != len(self._fragments):

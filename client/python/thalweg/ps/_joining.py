@@ -23,7 +23,7 @@ from thalweg.ps._upward import are_dense
 
 _Shapes = list[tuple[str, torch.Size]]
 _log = logging.getLogger("thalweg")
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Joined(NamedTuple):
@@ -115,6 +115,8 @@ def join(
 def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]]) -> None:
     """Gives all workers rank 0's parameters, as DistributedDataParallel does."""
     tensors = [tensor.detach() for each in param_groups for tensor in each["params"]]
+    if dist.get_rank(group) == 0:
+        tensors = [tensor.data for tensor in tensors]  # these do not change, and torch counts none
     if tensors:
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
 
@@ -128,7 +130,7 @@ def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -
         if tensor.device.type not in devices:
             taken = " and ".join(sorted(devices))
             return f"parameter {name} is on {tensor.device}: {optimizer} takes those on {taken}"
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             return (
                 f"parameter {name} is {tensor.dtype}: {optimizer} takes float32, float16 and "
                 "bfloat16"

@@ -75,10 +75,15 @@ class KeptState(FixedGroups):
 
     @or_rolled_back
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
-        those of the shards. Call it on all workers after changing parameters by hand. The shards'
+        """Makes rank 0's parameters everybody's, and those of the shards when the next step's first
+        gradient is pushed. Call it on all workers after changing parameters by hand. The shards'
         float32 weights of parameters that have not been changed stay.
         """
+        self._recall()
+        _joining.broadcast(self._wishes.group, self.param_groups)
+
+    def _recall(self) -> None:
+        """Takes the state from the shards, which get it again when the next step begins."""
         if self._serving.state.is_published:
             self._serving.wait()
             self._serving.meet()
@@ -124,8 +129,7 @@ class KeptState(FixedGroups):
         with the same weights, after load_state_dict(), between two steps. Raises ValueError where
         names or shapes differ.
         """
-        if self._serving.state.is_published:
-            self.publish()  # keeps the optimizer's state
+        self._recall()
         self._serving.state.set_weights(weights)
 
     @or_rolled_back

@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._left import sparse_fault
 
 if TYPE_CHECKING:
     from thalweg.ps._optimizer import ServerOptimizer
@@ -37,11 +37,8 @@ def watch(optimizer: ServerOptimizer, bucket: Bucket, parameter: Parameter) -> A
                 f"{parameter.name} belongs to another ServerOptimizer, which was made later: "
                 "call close() of the former one before"
             )
-        if tensor.grad is not None and tensor.grad.layout != torch.strided:
-            ours._serving.fail(
-                f"{parameter.name} got a sparse gradient, which shards do not take: make its "
-                "module with sparse=False, or leave it to an optimizer of torch's"
-            )
+        if fault := sparse_fault(parameter):
+            ours._serving.fail(fault)
         ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
 
     return parameter.tensor.register_post_accumulate_grad_hook(hook)

@@ -13,6 +13,7 @@ from thalweg import _C
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._leaving import leave
+from thalweg.ps._left import left, sparse_fault
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
@@ -139,15 +140,16 @@ class Serving:
                 raise
 
     def complete(self, groups: Sequence[Group], states: States) -> None:
-        """Pushes what the backward passes have left, if not all parameters need gradients."""
-        if self._used is None or self._used.is_asked:
-            return
-        for bucket in self._buckets:
-            for each in bucket.parameters:
-                if not bucket.has(each):
-                    self._arrivals.land(bucket)  # nothing in this step has waited for it
-                    self._gather(bucket, each, groups, states)
-        self._used.ask()
+        """Pushes what the backward passes have left; zeros, too, if not all need gradients."""
+        asks = self._used is not None and not self._used.is_asked
+        for bucket, each in left(self._buckets, groups, with_none=asks):
+            if fault := sparse_fault(each):
+                self.fail(fault)
+            if not each.has_gradient:
+                self._arrivals.land(bucket)  # nothing in this step has waited for it
+            self._gather(bucket, each, groups, states)
+        if self._used is not None and asks:
+            self._used.ask()
 
     def _gather(
         self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States

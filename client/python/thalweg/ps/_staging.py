@@ -31,8 +31,9 @@ class Staging:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """Returns the tensor, or one like it on the CPU, of whatever values."""
-    return tensor if tensor.is_cpu else torch.empty(tensor.shape, dtype=tensor.dtype)
+    """Returns the tensor, or one like it on the CPU and contiguous, of whatever values."""
+    fits = tensor.is_cpu and tensor.is_contiguous()
+    return tensor if fits else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def flattened(tensors: list[Tensor]) -> Tensor:

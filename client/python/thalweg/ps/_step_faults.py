@@ -49,3 +49,19 @@ def stranger_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
         f"{some(strangers)} requires a gradient, but did not when ServerOptimizer was made, so "
         "that no shard updates it: make a new one"
     )
+
+
+def freezing_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
+    """Returns which parameters are trained though they are not exchanged, or the other way; empty:
+    none.
+    """
+    known = {id(each.tensor) for bucket in buckets for each in bucket.parameters}
+    made = "LocalOptimizer was made: workers would not agree about it. Make a new one"
+    trained = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    if trained - known:
+        strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
+        return f"{some(strangers)} requires a gradient now, but did not when {made}"
+    if known - trained:
+        frozen = [e.name for b in buckets for e in b.parameters if id(e.tensor) not in trained]
+        return f"{some(frozen)} requires no gradient any more, but did when {made}"
+    return ""

@@ -1,0 +1,47 @@
+"""Gradients that no backward pass has pushed when a step is to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._rules import Group
+
+
+def left(
+    buckets: Sequence[Bucket], groups: Sequence[Group], *, with_none: bool
+) -> list[tuple[Bucket, Parameter]]:
+    """Returns the parameters that are still to be pushed: those with a gradient, as scripts make
+    them by hand, or leave them after accumulate(); and those that have none if `with_none`.
+    """
+    found = [
+        (bucket, each)
+        for bucket in buckets
+        for each in bucket.parameters
+        if not bucket.has(each) and (with_none or each.has_gradient)
+    ]
+    begins = all(bucket.is_empty for bucket in buckets)
+    return [] if begins and _are_for_show([each for _, each in found], groups) else found
+
+
+def sparse_fault(parameter: Parameter) -> str:
+    """Returns why its gradient cannot be pushed; empty: it can."""
+    grad = parameter.tensor.grad
+    if grad is None or not parameter.has_gradient or grad.layout == torch.strided:
+        return ""
+    return (
+        f"{parameter.name} got a sparse gradient, which shards do not take: make its module with "
+        "sparse=False, or leave it to an optimizer of torch's"
+    )
+
+
+def _are_for_show(parameters: Sequence[Parameter], groups: Sequence[Group]) -> bool:
+    """Returns whether this is the step by which torch.distributed.checkpoint lets an optimizer make
+    its state, which is to change nothing: it has a learning rate of 0, and zeros as gradients.
+    """
+    if any(float(group["lr"]) for group in groups):
+        return False
+    grads = [each.tensor.grad for each in parameters if each.has_gradient]
+    return bool(grads) and not any(bool(grad.any()) for grad in grads if grad is not None)

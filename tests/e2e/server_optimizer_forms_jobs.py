@@ -1,0 +1,171 @@
+"""Contains scripts that do not write their steps as most do: `server_optimizer_forms_jobs.py FORM
+OUT`. Each returns by how much its weights differ from those that torch's optimizer has, and by how
+much these have moved.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import job_runner
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from thalweg.ps import ServerOptimizer
+
+STEPS = 7
+SETTINGS = {"lr": 0.1, "momentum": 0.9}
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
+
+
+def _loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    data = torch.Generator().manual_seed(100 * step + rank)
+    loss: torch.Tensor = model(torch.randn(8, 3, 6, 6, generator=data)).square().mean()
+    return loss
+
+
+class Pair:
+    """A model whose optimizer is on the shards, and one that a single process trains."""
+
+    def __init__(self, **options: float) -> None:
+        self.ours, self.torchs, self.first = _model(), _model(), _model()
+        self.optimizer = self.serve(**options)
+        self.torch_optimizer = torch.optim.SGD(self.torchs.parameters(), **SETTINGS)
+
+    def serve(self, **options: float) -> ServerOptimizer:
+        return ServerOptimizer(self.ours.named_parameters(), "sgd", **(SETTINGS | options))
+
+    def step_of_torch(self, steps: list[int], clip: tuple[float, ...] = ()) -> list[float]:
+        """Takes a step with the sums of these steps' gradients; returns the norms that it had."""
+        workers = dist.get_world_size()
+        self.torch_optimizer.zero_grad()
+        for step in steps:
+            for rank in range(workers):
+                (_loss(self.torchs, step, rank) / workers).backward()
+        norms = [float(nn.utils.clip_grad_norm_(self.torchs.parameters(), bound)) for bound in clip]
+        self.torch_optimizer.step()
+        return norms
+
+    def differences(self) -> tuple[float, float]:
+        return _distance(self.ours, self.torchs), _distance(self.first, self.torchs)
+
+
+@torch.no_grad()
+def _distance(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def by_hand() -> tuple[float, float]:
+    """Computes gradients without backward()."""
+    pair = Pair()
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        parameters = list(pair.ours.parameters())
+        grads = torch.autograd.grad(_loss(pair.ours, step, dist.get_rank()), parameters)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+def uneven_accumulation() -> tuple[float, float]:
+    """Adds up two batches a step, and has one left at the end."""
+    pair = Pair()
+    batches: list[int] = []
+    for step in range(STEPS):
+        batches.append(step)
+        is_full = len(batches) == 2
+        with nullcontext() if is_full else pair.optimizer.accumulate():
+            _loss(pair.ours, step, dist.get_rank()).backward()
+        if is_full or step == STEPS - 1:
+            pair.optimizer.step()
+            pair.optimizer.zero_grad()
+            pair.step_of_torch(batches)
+            batches.clear()
+    return pair.differences()
+
+
+def channels_last() -> tuple[float, float]:
+    """Has weights that are not contiguous."""
+    pair = Pair()
+    pair.optimizer.close()
+    pair.ours.to(memory_format=torch.channels_last)
+    assert not pair.ours[0].weight.is_contiguous()
+    optimizer = pair.serve()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+def looked_at() -> tuple[float, float]:
+    """Takes a checkpoint in torch's way between two steps, which makes a step for that."""
+    pair = Pair()
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.optimizer.zero_grad()
+        get_optimizer_state_dict(pair.ours, pair.optimizer)
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+def clipped_twice() -> tuple[float, float]:
+    """Clips to a bound, and measures the norm afterwards, and before."""
+    pair = Pair(max_grad_norm=1e-2)
+    norms: list[float] = []
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        bounds = (float("inf"), 5e-3, float("inf"))
+        ours = [float(pair.optimizer.clip_grad_norm_(bound)) for bound in bounds]
+        pair.optimizer.step()
+        theirs = pair.step_of_torch([step], (*bounds, 1e-2))
+        norms += [abs(a / b - 1) for a, b in zip(ours, theirs[:3], strict=True)]
+    # torch divides by the norm and 1e-6.
+    assert max(norms) < 1e-6 / 5e-3 + 1e-5, norms
+    return pair.differences()
+
+
+def published_by_one() -> tuple[float, float]:
+    """Lets rank 0 alone change the weights, and publish them."""
+    pair = Pair()
+    for step in range(STEPS):
+        if step == 3:
+            for model in (pair.ours, pair.torchs):
+                if model is pair.torchs or dist.get_rank() == 0:
+                    with torch.no_grad():
+                        model[0].weight.mul_(2)
+            pair.optimizer.publish()
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+FORMS: dict[str, Callable[[], tuple[float, float]]] = {
+    form.__name__: form
+    for form in (
+        by_hand,
+        uneven_accumulation,
+        channels_last,
+        looked_at,
+        clipped_twice,
+        published_by_one,
+    )
+}
+
+
+if __name__ == "__main__":
+    job_runner.run(lambda name: FORMS[name]())
