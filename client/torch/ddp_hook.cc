@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -11,6 +12,30 @@
 #include "client/torch/tensor.h"
 
 namespace thalweg {
+
+namespace {
+
+// The sizes by which a codec is to cut the parameter's part of a bucket into rows, where elements
+// lie as in the parameter: of one whose rows are not together, such as a matrix by columns, those
+// of its memory.
+std::vector<int64_t> SizesInMemory(const at::Tensor& parameter) {
+  std::vector<int64_t> dims(parameter.dim());
+  std::iota(dims.begin(), dims.end(), 0);
+  // The place of a dimension of one element means nothing.
+  std::erase_if(dims, [&](int64_t dim) { return parameter.size(dim) == 1; });
+  const auto outermost = std::max_element(dims.begin(), dims.end(), [&](int64_t a, int64_t b) {
+    return parameter.stride(a) < parameter.stride(b);
+  });
+  const bool has_rows = dims.empty() || outermost == dims.begin();
+  if (has_rows || !parameter.is_non_overlapping_and_dense()) return parameter.sizes().vec();
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](int64_t a, int64_t b) { return parameter.stride(a) > parameter.stride(b); });
+  std::vector<int64_t> sizes;
+  for (const int64_t dim : dims) sizes.push_back(parameter.size(dim));
+  return sizes;
+}
+
+}  // namespace
 
 DdpHook::DdpHook(std::shared_ptr<Session> session, Parameters parameters, c10::Device device,
                  const c10d::Reducer* reducer)
@@ -34,7 +59,7 @@ BucketLayout DdpHook::LayoutOf(const std::vector<at::Tensor>& parameters, DType 
   BucketLayout layout{.dtype = dtype, .tensors = {}};
   layout.tensors.reserve(parameters.size());
   for (const at::Tensor& parameter : parameters) {
-    layout.tensors.push_back({Find(parameter).name, parameter.sizes().vec()});
+    layout.tensors.push_back({Find(parameter).name, SizesInMemory(parameter)});
   }
   return layout;
 }

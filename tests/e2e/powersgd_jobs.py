@@ -120,6 +120,29 @@ def nonfinite() -> dict[str, Any]:
     return {"iterations": result, "counted": counted}
 
 
+@job
+def by_columns() -> list[float]:
+    """Averages gradients of rank 2 of a matrix whose memory is by columns; returns the errors."""
+    torch.manual_seed(5)
+    linear = nn.Linear(96, 160, bias=False)
+    linear.weight = nn.Parameter(linear.weight.detach().t().contiguous().t())
+    model = DistributedDataParallel(linear)
+    state = thalweg.ddp.attach(model, codec="powersgd:rank=2,start=2")
+    inputs = torch.randn(dist.get_world_size(), 96)
+    outputs = torch.randn(dist.get_world_size(), 160)
+    own = slice(dist.get_rank(), dist.get_rank() + 1)
+    mean = outputs.t() @ inputs / dist.get_world_size()
+    errors = []
+    for _ in range(6):
+        model.zero_grad()
+        (model(inputs[own]) * outputs[own]).sum().backward()
+        grad = model.module.weight.grad
+        assert grad is not None
+        errors.append(float((grad - mean).norm() / mean.norm()))
+    state.close()
+    return errors
+
+
 def step(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, number: int) -> None:
     data = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     optimizer.zero_grad()

@@ -64,6 +64,15 @@ def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
     assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
 
 
+@pytest.mark.parametrize("codec", ["int8", "onebit", "auto:rank=2,start=3"])
+def test_state_that_is_asked_for_after_it_was_loaded_is_the_same_and_changes_nothing(
+    codec, tmp_path
+):
+    for result in run("asked_after_loading", tmp_path, env={"CODEC": codec})[0]:
+        assert len(set(result["digests"])) == 1
+        assert result["equal"]
+
+
 def test_state_that_rank_0_alone_has_saved_is_loaded_by_all_and_what_is_lost_is_said(tmp_path):
     results, said = run("saved_by_rank_0", tmp_path)
     for result in results:

@@ -1,6 +1,7 @@
 #include "server/sidecar/bucket/codec_states.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -55,18 +56,19 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
   }
   // The asking worker's thread is here, and no round can begin without that worker: the states
   // rest, here and at the shards.
+  std::vector<BucketCodec*> read;
   for (const auto& bucket : buckets) {
     for (const auto& codec : bucket->compressing()) {
-      if (shards == nullptr) continue;
+      // What has been loaded, or moved here, the shards get in the next round only.
+      if (shards == nullptr || codec->keeps_shard_residuals()) continue;
+      read.push_back(codec.get());
       THALWEG_RETURN_IF_ERROR(ReadShardResiduals(*shards, *codec, timeout));
     }
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
   Encode(states, {arena.payload(), arena.payload_bytes()});
-  for (const auto& bucket : buckets) {
-    for (const auto& codec : bucket->compressing()) codec->ForgetShardResiduals();
-  }
+  for (BucketCodec* const codec : read) codec->ForgetShardResiduals();
   return arena;
 }
 

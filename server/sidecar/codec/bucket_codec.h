@@ -106,7 +106,7 @@ class BucketCodec {
   virtual void KeepShardResidual(uint32_t /*chunk*/, std::span<const float> /*residual*/) {}
   virtual std::vector<float> ShardResidual(uint32_t /*chunk*/) const { return {}; }
   virtual void ForgetShardResiduals() {}
-  // Returns whether such residuals are here: set, and not forgotten since.
+  // Returns whether such residuals are here: set or loaded, and not forgotten since.
   virtual bool keeps_shard_residuals() const { return false; }
 
   Traffic traffic;  // of the round in flight, or of the last one

@@ -49,7 +49,6 @@ const Part* LossyCodec::PartWithShardResiduals() const {
 }
 
 void LossyCodec::KeepShardResidual(uint32_t chunk, std::span<const float> residual) {
-  keeps_shard_residuals_ = true;
   const uint64_t begin = part_.plan.Begin(chunk);
   for (const auto& piece : tensors_.TensorPieces(begin, part_.plan.Begin(chunk + 1))) {
     std::vector<float>& kept = states_[piece.tensor]->shard_residual;
@@ -71,8 +70,12 @@ std::vector<float> LossyCodec::ShardResidual(uint32_t chunk) const {
 }
 
 void LossyCodec::ForgetShardResiduals() {
-  keeps_shard_residuals_ = false;
   for (const auto& state : states_) state->shard_residual = {};
+}
+
+bool LossyCodec::keeps_shard_residuals() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const auto& state) { return !state->shard_residual.empty(); });
 }
 
 }  // namespace thalweg

@@ -27,7 +27,7 @@ class LossyCodec : public OnePartCodec {
   void KeepShardResidual(uint32_t chunk, std::span<const float> residual) final;
   std::vector<float> ShardResidual(uint32_t chunk) const final;
   void ForgetShardResiduals() final;
-  bool keeps_shard_residuals() const final { return keeps_shard_residuals_; }
+  bool keeps_shard_residuals() const final;
   std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
 
  protected:
@@ -50,7 +50,6 @@ class LossyCodec : public OnePartCodec {
 
  private:
   std::vector<uint64_t> encoded_begins_;
-  bool keeps_shard_residuals_ = false;
 };
 
 }  // namespace thalweg
