@@ -104,7 +104,7 @@ def test_rule_that_comes_too_late_is_remarked():
     )
 
 
-def test_matrices_that_powersgd_would_not_shorten_are_named_and_vectors_are_not():
+def test_matrices_are_named_where_powersgd_shortens_none_of_them():
     bias = Tensor("layer.bias", "float32", (64,))
     remarks, everything = _left_out.find("powersgd:rank=16", (FLOAT, bias), num_nodes=2)
     assert remarks == (
@@ -112,6 +112,8 @@ def test_matrices_that_powersgd_would_not_shorten_are_named_and_vectors_are_not(
         "their factors would not be smaller by min_rate: choose a lower rank, or another codec",
     )
     assert everything
+    other = Tensor("other.weight", "float32", (640, 640))
+    assert _left_out.find("powersgd:rank=16", (FLOAT, other), num_nodes=2) == ((), False)
     # 64 * 64 elements are more than 2 * (64 + 64) * 15.
     remarks, everything = _left_out.find("powersgd:rank=15", (FLOAT, bias), num_nodes=2)
     assert (remarks, everything) == ((), False)

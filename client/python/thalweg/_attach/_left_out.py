@@ -44,7 +44,9 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
         )
     remarks += _longer(parsed)
     whole = [] if idle else [pair for pair in chosen if pair not in double and _is_whole(*pair)]
-    if matrices := [pair for pair in whole if len(pair[0].shape) > 1]:
+    matrices = [pair for pair in whole if len(pair[0].shape) > 1]
+    # That small ones stay whole beside others is what everybody expects.
+    if matrices and not any(_is_in_factors(*pair) for pair in chosen):
         remarks.append(
             f"{_count(matrices, model)} stay uncompressed in spite of {_names(matrices)}: their "
             "factors would not be smaller by min_rate: choose a lower rank, or another codec"
@@ -78,6 +80,10 @@ def _is_whole(tensor: Tensor, codec: Codec) -> bool:
     columns = math.prod(tensor.shape) // max(rows, 1)
     rank = min(rows, columns, codec.rank)
     return (rows + columns) * rank * codec.min_compression_rate >= rows * columns
+
+
+def _is_in_factors(tensor: Tensor, codec: Codec) -> bool:
+    return isinstance(codec, PowerSGD) and not _is_whole(tensor, codec)
 
 
 def _is_short(tensor: Tensor, codec: Codec) -> bool:
