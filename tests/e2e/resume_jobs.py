@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import shutil
@@ -155,34 +154,6 @@ def saved_by_rank_0() -> dict[str, Any]:
     saved = second.load(path(), optimizer=False)
     second.state.load_state_dict(saved["thalweg"])
     return finish({"resumed": second.train(3)}, first, second)
-
-
-@job
-def asked_after_loading() -> dict[str, Any]:
-    """Goes back to a state in mid-training, and asks for it before the next step; returns digests
-    of the weights without that, with it, and from the state that was asked for.
-    """
-    training = Training(os.environ["CODEC"])
-    training.train(SAVED_AFTER)
-    model, optimizer = copy.deepcopy(
-        (training.model.module.state_dict(), training.optimizer.state_dict())
-    )
-    state = training.state.state_dict()
-
-    def go_on(state: dict[str, Any] | None) -> str:
-        if state is not None:
-            training.model.module.load_state_dict(model)
-            training.optimizer.load_state_dict(copy.deepcopy(optimizer))
-            training.state.load_state_dict(state)
-            training.steps = SAVED_AFTER
-            asked.append(training.state.state_dict())
-        training.train(3)
-        return digest(training.model)
-
-    asked: list[dict[str, Any]] = []
-    digests = [go_on(None), go_on(state), go_on(asked[0])]
-    training.state.close()
-    return {"digests": digests, "equal": asked[0] == state}
 
 
 @job

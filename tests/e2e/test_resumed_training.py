@@ -14,12 +14,11 @@ HERE = Path(__file__).parent
 COST = HERE.parents[1] / "scripts" / "resume_cost.py"
 
 
-def run(name, tmp_path, *, nodes=2, env=None):
+def run(name, tmp_path, *, nodes=2, env=None, script="resume_jobs.py"):
     """Returns the workers' results, and what they have logged."""
     with servers(nodes=nodes, shards=2) as cluster:
         sockets = [server.address for server in cluster.sidecars]
-        script = HERE / "resume_jobs.py"
-        job = Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=script, env=env)
+        job = Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=HERE / script, env=env)
         return job.results(), job.output
 
 
@@ -68,7 +67,8 @@ def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
 def test_state_that_is_asked_for_after_it_was_loaded_is_the_same_and_changes_nothing(
     codec, tmp_path
 ):
-    for result in run("asked_after_loading", tmp_path, env={"CODEC": codec})[0]:
+    asked = {"env": {"CODEC": codec}, "script": "resume_again_jobs.py"}
+    for result in run("asked_after_loading", tmp_path, **asked)[0]:
         assert len(set(result["digests"])) == 1
         assert result["equal"]
 

@@ -1,0 +1,43 @@
+"""Contains a job that goes back to an earlier state of a codec: `resume_again_jobs.py NAME OUT`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from digests import digest
+from jobs import job, main
+from resume_jobs import SAVED_AFTER, Training
+
+
+@job
+def asked_after_loading() -> dict[str, Any]:
+    """Goes back to a state in mid-training, and asks for it before the next step; returns digests
+    of the weights without that, with it, and from the state that was asked for.
+    """
+    training = Training(os.environ["CODEC"])
+    training.train(SAVED_AFTER)
+    model, optimizer = copy.deepcopy(
+        (training.model.module.state_dict(), training.optimizer.state_dict())
+    )
+    state = training.state.state_dict()
+
+    def go_on(state: dict[str, Any] | None) -> str:
+        if state is not None:
+            training.model.module.load_state_dict(model)
+            training.optimizer.load_state_dict(copy.deepcopy(optimizer))
+            training.state.load_state_dict(state)
+            training.steps = SAVED_AFTER
+            asked.append(training.state.state_dict())
+        training.train(3)
+        return digest(training.model)
+
+    asked: list[dict[str, Any]] = []
+    digests = [go_on(None), go_on(state), go_on(asked[0])]
+    training.state.close()
+    return {"digests": digests, "equal": asked[0] == state}
+
+
+if __name__ == "__main__":
+    main()
