@@ -1,4 +1,4 @@
-"""Contains a job that goes back to an earlier state of a codec: `resume_again_jobs.py NAME OUT`."""
+"""Contains jobs that go back to an earlier state, or end early: `resume_again_jobs.py NAME OUT`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import copy
 import os
 from typing import Any
 
+import torch.distributed as dist
 from digests import digest
-from jobs import job, main
+from jobs import job, main, outcome
 from resume_jobs import SAVED_AFTER, Training
+
+from thalweg._job._member import abort_all
 
 
 @job
@@ -37,6 +40,17 @@ def asked_after_loading() -> dict[str, Any]:
     digests = [go_on(None), go_on(state), go_on(asked[0])]
     training.state.close()
     return {"digests": digests, "equal": asked[0] == state}
+
+
+@job
+def one_ends_early() -> str:
+    """Lets rank 1 fail the job before the first step, which rank 0 begins; returns its error."""
+    training = Training()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        abort_all()
+        return "gone"
+    return outcome(lambda: training.train(1))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def uneven_accumulation() -> tuple[float, float]:
 
 
 def channels_last() -> tuple[float, float]:
-    """Has weights that are not contiguous."""
+    """Trains a model whose weights are not contiguous."""
     pair = Pair()
     pair.optimizer.close()
     pair.ours.to(memory_format=torch.channels_last)

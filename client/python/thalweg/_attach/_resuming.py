@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,10 @@ _SAVED_BY_HAND = "by load_state_dict()"
 _log = logging.getLogger("thalweg")
 _states: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: a weak reference to its State
 _loaded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: what rode with it
-_meetings: weakref.WeakKeyDictionary[DistributedDataParallel, Meeting] = weakref.WeakKeyDictionary()
+# The meeting of a module's workers, and for how long one of them may be late to it.
+_meetings: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Meeting, float]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def install() -> None:
@@ -52,12 +56,9 @@ def join(
     """
     for parameter in module.parameters():
         _states[parameter] = weakref.ref(state)
-    _meetings[module] = meeting._replace(
-        timeout=step_timeout / 2,  # gather() waits for twice as long
-        quiet=meeting.timeout,
-        where="their first training step",
-        variable="THALWEG_STEP_TIMEOUT",
-    )
+    # Half as long, because gather() waits for twice the timeout.
+    first = meeting._replace(timeout=meeting.timeout / 2, where="the first training step")
+    _meetings[module] = first, step_timeout
     module.register_forward_pre_hook(_before_forward)
 
 
@@ -67,12 +68,10 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     If not all of them have loaded the same, nobody takes it: nodes must count alike. RuntimeError,
     on all workers: some have called load_state_dict(), which cannot be taken back.
     """
-    meeting = _meetings.pop(module, None)
-    if meeting is None:
+    if module not in _meetings:
         return
+    meeting, late = _meetings.pop(module)
     state.has_trained = True
-    from thalweg._job import _collectives
-
     found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
     for parameter in module.parameters():
         _loaded.pop(parameter, None)
@@ -80,10 +79,10 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     held_back, missing = _find_residuals(state, found)
     problem = ""
     try:
-        everyone = _collectives.gather((mine, missing), meeting)
+        everyone = _gather((mine, missing), meeting, late, state)
     except TimeoutError as error:
         # None of them takes anything: those who come later wait in vain as well.
-        everyone, problem = [(mine, missing)], str(error).removeprefix("thalweg: ")
+        everyone, problem = [(mine, missing)], str(error)
     loaded = {digest for digest, _ in everyone}
     _check_loaded_by_hand([digest for digest, _ in everyone])
     if found is None or _SAVED_BY_HAND in loaded:
@@ -104,6 +103,30 @@ def settle(module: DistributedDataParallel, state: State) -> None:
         )
     else:
         _say_what_goes_on(state, found, missing)
+
+
+def _gather(
+    value: tuple[str, str], meeting: Meeting, late: float, state: State
+) -> list[tuple[str, str]]:
+    """Returns the values of all workers, of which one may be so many seconds late. Raises
+    TimeoutError if it is later, and RuntimeError where the job has ended meanwhile.
+    """
+    from thalweg._job import _collectives
+
+    last, has_warned = time.monotonic() + late, meeting.rank != 0
+    bound = f"{late:g} s (THALWEG_STEP_TIMEOUT)"
+    while True:
+        try:
+            return _collectives.gather(value, meeting)
+        except TimeoutError as error:
+            why = str(error).removeprefix("thalweg: ")
+            if (ended := state.status()) is not None:
+                raise RuntimeError(f"thalweg: {ended}") from error
+            if time.monotonic() >= last:
+                raise TimeoutError(f"{why}, nor within {bound}") from error
+            if not has_warned:
+                _log.warning("job %s: waits for at most %s: %s", state.job, bound, why)
+                has_warned = True
 
 
 def _check_loaded_by_hand(everyone: list[str]) -> None:

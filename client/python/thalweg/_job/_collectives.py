@@ -11,7 +11,6 @@ as long as the group does, and not say which one it is.
 from __future__ import annotations
 
 import base64
-import math
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
@@ -45,7 +44,6 @@ class Meeting(NamedTuple):
     shared: Store | None = None  # None: the default process group's store
     where: str = "the others inside attach()"  # in messages, as is what has the timeout
     variable: str = "THALWEG_TIMEOUT"
-    quiet: float = math.inf  # seconds after which rank 0 warns of whom it waits for
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, timeout: float) -> Meeting:
@@ -79,7 +77,6 @@ def gather(value: _T, workers: Meeting) -> list[_T]:
         world=workers.world,
         timeout=2 * workers.timeout,
         variable=workers.variable,
-        quiet=workers.quiet,
     )
     return [pickle.loads(zlib.decompress(base64.b85decode(text))) for text in texts]
 

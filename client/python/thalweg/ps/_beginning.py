@@ -38,7 +38,7 @@ def ddp_modules(groups: Sequence[Group]) -> weakref.WeakSet[DistributedDataParal
     """Returns the modules of DistributedDataParallel that have one of these parameters."""
     ours = {id(p) for group in groups for p in group["params"]}
     objects = gc.get_objects()
-    # Of some hundred thousand objects; types are few. type() asks no object, as isinstance() does.
+    # There are far fewer types than objects. type() asks no object, as isinstance() does.
     kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, DistributedDataParallel)}
     alive = [each for each in objects if type(each) in kinds] if kinds else []
     return weakref.WeakSet(m for m in alive if any(id(p) in ours for p in m.parameters()))
