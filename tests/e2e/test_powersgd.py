@@ -49,9 +49,9 @@ def test_training_by_itself_learns_as_with_torchs_hook(tmp_path):
 
 def test_gradients_of_low_rank_are_exact_where_a_matrix_lies_by_columns(tmp_path):
     for errors in run("by_columns", tmp_path, nodes=2):
-        # Rounding, which factors that are not orthogonal make larger. Of other rows the rank would
-        # be higher, and errors about 1.
-        assert max(errors) < 1e-5
+        # Sums of 160 products are rounded. Of other rows the rank would be higher, and errors are
+        # about 1 then.
+        assert max(errors) < 160 * 2**-24
 
 
 def test_sixty_layers_in_many_buckets_finish_bit_identical(tmp_path):
