@@ -122,9 +122,17 @@ def test_membership_ends_at_once_when_a_member_comes_back_to_the_leader(cluster)
     cluster.start(2)
     back = cluster.begin_to_gather(2)
     assert cluster.aborted[0].wait(SECONDS)
-    cluster.aborted[0].clear()
     assert cluster.begin_to_gather(0, 1)[0].result(SECONDS) == back[2].result(SECONDS)
+
+
+def test_call_that_arrives_late_does_not_end_the_membership_that_the_caller_is_in(cluster):
+    plan = cluster.gather(0, 1, 2)
+    late = cluster.standings[2]._replace(question=plan.questions[2])
+    assert _mailbox.come_to(cluster.addresses[0], late) == plan
     assert not cluster.aborted[0].is_set()
+    new = late._replace(question="new")
+    assert _mailbox.come_to(cluster.addresses[0], new) is None
+    assert cluster.aborted[0].is_set()
 
 
 def test_members_hear_at_once_that_the_leader_has_left(cluster):
