@@ -23,6 +23,12 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
 
 
+def _attention_model() -> nn.Module:
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(12, 2, dim_feedforward=16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Flatten(2), nn.Linear(36, 12), layer, nn.Linear(12, 4))
+
+
 def _loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     data = torch.Generator().manual_seed(100 * step + rank)
     loss: torch.Tensor = model(torch.randn(8, 3, 6, 6, generator=data)).square().mean()
@@ -32,8 +38,8 @@ def _loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
 class Pair:
     """A model whose optimizer is on the shards, and one that a single process trains."""
 
-    def __init__(self, **options: float) -> None:
-        self.ours, self.torchs, self.first = _model(), _model(), _model()
+    def __init__(self, make: Callable[[], nn.Module] = _model, **options: float) -> None:
+        self.ours, self.torchs, self.first = make(), make(), make()
         self.optimizer = self.serve(**options)
         self.torch_optimizer = torch.optim.SGD(self.torchs.parameters(), **SETTINGS)
 
@@ -154,6 +160,38 @@ def published_by_one() -> tuple[float, float]:
     return pair.differences()
 
 
+def differentiated_again() -> tuple[float, float]:
+    """Lets backward() leave gradients that can be differentiated."""
+    pair = Pair()
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward(create_graph=True)
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+def overlapped_attention() -> tuple[float, float]:
+    """Has modules that read the weights of others in them, in training and evaluation; returns how
+    much results of evaluations differ at most, and how much they change.
+    """
+    pair = Pair(_attention_model, overlap=True, bucket_cap_mb=1e-4)
+    found: list[torch.Tensor] = []
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+        if step % 2:  # otherwise a forward pass in training is the next that reads weights
+            with torch.no_grad():
+                models = (pair.ours.eval(), pair.torchs.eval(), pair.first.eval())
+                found.append(torch.stack([_loss(model, 0, 0) for model in models]))
+            pair.ours.train()
+            pair.torchs.train()
+    ours, theirs, first = torch.stack(found).unbind(1)
+    return float((ours - theirs).abs().max()), float((theirs - first).abs().max())
+
+
 FORMS: dict[str, Callable[[], tuple[float, float]]] = {
     form.__name__: form
     for form in (
@@ -163,6 +201,8 @@ FORMS: dict[str, Callable[[], tuple[float, float]]] = {
         looked_at,
         clipped_twice,
         published_by_one,
+        differentiated_again,
+        overlapped_attention,
     )
 }
 

@@ -17,6 +17,8 @@ FORMS = (
     "looked_at",
     "clipped_twice",
     "published_by_one",
+    "differentiated_again",
+    "overlapped_attention",
 )
 
 

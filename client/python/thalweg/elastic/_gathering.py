@@ -17,6 +17,7 @@ from thalweg.elastic._nodes import Address
 from thalweg.elastic._quorum import Rules, Standing
 
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.25  # from one look of a node that waits at all the others to the next
 _WATCH_SECONDS = 0.5
 _MISSES = 3  # looks in a row at which a node of a plan is not there
 _GONE_SECONDS = 5.0  # this node's first worker does not answer for so long: it has gone
@@ -59,21 +60,19 @@ class FirstWorker:
         began = said = time.monotonic()
         led_since: float | None = None
         why = ""
+        answering: dict[int, Standing] = {}
+        looked = 0.0
         while time.monotonic() < began + seconds:
-            answering = self._look() | {self._node: asking}
-            if any(one.has_finished for one in answering.values()):
-                raise Finished("thalweg: the other nodes have ended the training")
-            if ahead := [node for node, one in answering.items() if one.ended > standing.ended]:
-                raise Finished(
-                    f"thalweg: node {ahead[0]} has ended {answering[ahead[0]].ended} trainings in "
-                    f"its process and begins the next, this one has ended {standing.ended}: a node "
-                    "that is started again comes to the first run() of a script only"
-                )
-            self._call(answering, asking)
+            come = self._mailbox.come()
+            if not come.keys() <= answering.keys() or time.monotonic() > looked + _LOOK_SECONDS:
+                answering = self._look() | {self._node: asking}
+                looked = time.monotonic()
+                self._check_ended(answering)
+                self._call(answering, asking)
             leader = _quorum.leader(answering)
             if leader == self._node:
                 led_since = led_since or time.monotonic()
-                come = {n: one for n, one in self._mailbox.come().items() if n in answering}
+                come = {n: one for n, one in come.items() if n in answering}
                 come[self._node] = asking
                 waited = time.monotonic() - led_since
                 why = _quorum.why_wait(come, answering, waited, self._rules)
@@ -148,6 +147,17 @@ class FirstWorker:
             for number, one in seen
             if one is not None and one.node == number and one.ended >= self._ended
         }
+
+    def _check_ended(self, answering: Mapping[int, Standing]) -> None:
+        """Raises Finished where the others have ended this training, or have begun a later one."""
+        if any(one.has_finished for one in answering.values()):
+            raise Finished("thalweg: the other nodes have ended the training")
+        if ahead := [node for node, one in answering.items() if one.ended > self._ended]:
+            raise Finished(
+                f"thalweg: node {ahead[0]} has ended {answering[ahead[0]].ended} trainings in "
+                f"its process and begins the next, this one has ended {self._ended}: a node "
+                "that is started again comes to the first run() of a script only"
+            )
 
     def _call(self, answering: Mapping[int, Standing], asking: Standing) -> None:
         """Tells those that train that this node waits, so that all of them leave at one commit."""

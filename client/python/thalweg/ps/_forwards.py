@@ -20,6 +20,9 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+# Their forward() reads the parameters of modules in them, whose own forward() it does not call.
+_READ_THEIR_PARTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
 _servings: weakref.WeakSet[Serving] = weakref.WeakSet()
 
 
@@ -36,15 +39,16 @@ class _Watch:
 
 
 def watch(serving: Serving) -> Handle:
-    """From now on each module waits for its own parameters before its forward(), and for all before
-    its state_dict(). Returns a handle that ends this.
+    """From now on each module waits for the parameters that its forward() reads before that, and for
+    all before its state_dict(). Returns a handle that ends this.
     """
     ref = weakref.ref(serving)  # the hook is torch's
 
     def before(module: nn.Module, _: Any) -> None:  # noqa: ANN401
         ours = ref()
         if ours is not None:
-            ours.wait_for(module._parameters.values())
+            reads_parts = isinstance(module, _READ_THEIR_PARTS)
+            ours.wait_for(module.parameters() if reads_parts else module._parameters.values())
 
     _patches.install("ps", nn.Module, "state_dict", _wait_first)
     _servings.add(serving)

@@ -18,7 +18,8 @@ class Staging:
         """Copies a gradient to `place`, a view of `flat`. Its memory may be given back at once: the
         allocator gives it to later work of the same stream.
         """
-        place.copy_(gradient, non_blocking=True)
+        # A gradient that is to be differentiated again has a graph, which buckets are no part of.
+        place.copy_(gradient.detach(), non_blocking=True)
         if gradient.is_cuda:
             self._streams.add(torch.cuda.current_stream(gradient.device))
 
