@@ -33,9 +33,10 @@ class Shard {
  public:
   virtual ~Shard() = default;
 
-  // Measures the link to this shard; takes some tens of milliseconds. Errors: Unavailable (no
-  // aggregator there), DeadlineExceeded, Cancelled (by `stop`).
-  virtual absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline,
+  // Measures the link to this shard, which takes some tens of milliseconds, unless it has done so
+  // some minutes ago beside as many nodes; `num_nodes` do it at the same time. Errors: Unavailable
+  // (no aggregator there), DeadlineExceeded, Cancelled (by `stop`).
+  virtual absl::StatusOr<LinkSpeed> MeasureLink(uint32_t num_nodes, TimePoint deadline,
                                                 const std::stop_token& stop) = 0;
 
   // Blocks until all nodes of the job have joined, or `deadline`. `events`, not null, hears what

@@ -70,7 +70,7 @@ class Aggregator : public ServedShard {
   ~Aggregator() override;  // calls Stop
 
   // Returns the default, because no network lies between the shard and its direct caller.
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t, TimePoint, const std::stop_token&) override {
     return LinkSpeed{};
   }
   GiveUp BeginJoin(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint deadline,

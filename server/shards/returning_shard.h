@@ -32,8 +32,9 @@ class ReturningShard : public Shard {
   // `metrics` must outlive the object.
   ReturningShard(std::shared_ptr<Shard> shard, Duration patience, MetricRegistry& metrics);
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline, const std::stop_token& stop) override {
-    return shard_->MeasureLink(deadline, stop);
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t num_nodes, TimePoint deadline,
+                                        const std::stop_token& stop) override {
+    return shard_->MeasureLink(num_nodes, deadline, stop);
   }
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,

@@ -30,7 +30,7 @@ TimePoint Soon() { return Now() + kTestPatience; }
 // the answers before they are asked for, or within on_join.
 class ForgetfulShard : public Shard {
  public:
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t, TimePoint, const std::stop_token&) override {
     return LinkSpeed{};
   }
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,

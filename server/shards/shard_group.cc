@@ -77,8 +77,9 @@ absl::Status ShardGroup::MeasureLinks(JoinRequest* request, TimePoint deadline) 
   slowest = {};
   request->shard_rates.assign(size(), 0);
   for (const uint32_t k : ShardsToMeasure(request->node, request->num_nodes, HostsOf(*request))) {
-    THALWEG_ASSIGN_OR_RETURN(const LinkSpeed link,
-                             shards_[k]->MeasureLink(deadline, stop_.get_token()));
+    THALWEG_ASSIGN_OR_RETURN(
+        const LinkSpeed link,
+        shards_[k]->MeasureLink(request->num_nodes, deadline, stop_.get_token()));
     request->shard_rates[k] = link.bytes_per_second;
     if (link.bytes_per_second <= 0) continue;  // there is no network in between
     slowest.round_trip = std::max(slowest.round_trip, link.round_trip);

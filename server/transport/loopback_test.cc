@@ -162,28 +162,6 @@ TEST_F(LoopbackTest, ControlCallsArrive) {
   EXPECT_EQ(reason, absl::AbortedError("loss is NaN"));
 }
 
-TEST_F(LoopbackTest, LinkIsMeasuredWithoutJoining) {
-  const TimePoint begin = Now();
-  const auto link = remote_->MeasureLink(Soon(), {});
-  const Duration took = Now() - begin;
-  ASSERT_TRUE(link.ok()) << link.status();
-  // The test runs over loopback on a busy machine, so the bounds are only physical ones.
-  EXPECT_GT(link->round_trip, Duration::zero());
-  EXPECT_LT(link->round_trip, took / 5);
-  EXPECT_GT(link->bytes_per_second, (64 << 10) / ToSeconds(took));
-  EXPECT_TRUE(shard_.joins.Get().empty());
-}
-
-TEST_F(LoopbackTest, LinkToNobodyIsUnavailableNamingTheAddress) {
-  const std::string address = server_->address();
-  server_.reset();
-  const auto node = RemoteShard::Create(address, {}, metrics_);
-  const absl::Status status = node->MeasureLink(Now() + seconds(1), {}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("aggregator at " + address), HasSubstr("within 1 s"),
-                                     HasSubstr("is it running")));
-}
-
 TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
   ASSERT_NO_FATAL_FAILURE(Join());
   ASSERT_TRUE(Contribute(11, std::make_shared<std::string>("sixbytesyes!")).ok());

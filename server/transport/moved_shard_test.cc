@@ -93,13 +93,13 @@ TEST(MovedShardTest, NodeFindsAShardThatComesBackAtAnotherAddressWithinItsGrace)
   const auto remote =
       RemoteShard::Create(absl::StrCat("dns://127.0.0.1:", names.port(), "/shard.example:", port),
                           {.grace = kGrace}, metrics);
-  ASSERT_TRUE(remote->MeasureLink(Now() + kTestPatience, {}).ok());
+  ASSERT_TRUE(remote->MeasureLink(1, Now() + kTestPatience, {}).ok());
 
   before->reset();
   auto after = ShardServer::Start({.listen = absl::StrCat("127.0.0.2:", port)}, shard, metrics);
   ASSERT_TRUE(after.ok()) << after.status();
   names.MoveTo("127.0.0.2");
-  const auto found = remote->MeasureLink(Now() + kGrace, {});
+  const auto found = remote->MeasureLink(2, Now() + kGrace, {});
   EXPECT_TRUE(found.ok()) << found.status();
 }
 

@@ -43,7 +43,7 @@ TEST_F(StoppedJoinTest, StoppedJoinEndsAtOnceAndGivesItsSeatUp) {
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   EXPECT_EQ(shard_.given_up.WaitFor(1).size(), 1u);
   EXPECT_TRUE(
-      absl::IsCancelled(remote_->MeasureLink(Now() + kTestPatience, stop.get_token()).status()));
+      absl::IsCancelled(remote_->MeasureLink(1, Now() + kTestPatience, stop.get_token()).status()));
 }
 
 TEST_F(StoppedJoinTest, StoppedWaitForAConnectionEndsAtOnce) {

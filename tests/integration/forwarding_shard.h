@@ -63,8 +63,9 @@ class ForwardingShard : public Shard {
   using Wrap = std::function<std::unique_ptr<Member>(std::unique_ptr<Member>)>;
   ForwardingShard(Shard& shard, Wrap wrap) : shard_(shard), wrap_(std::move(wrap)) {}
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline, const std::stop_token& stop) override {
-    return shard_.MeasureLink(deadline, stop);
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t num_nodes, TimePoint deadline,
+                                        const std::stop_token& stop) override {
+    return shard_.MeasureLink(num_nodes, deadline, stop);
   }
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,

@@ -212,7 +212,7 @@ class DistantShard : public ForwardingShard {
  public:
   DistantShard(Shard& shard, double bytes_per_second)
       : ForwardingShard(shard, ReorderMembers(1)), bytes_per_second_(bytes_per_second) {}
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t, TimePoint, const std::stop_token&) override {
     return LinkSpeed{bytes_per_second_, std::chrono::milliseconds(1)};
   }
 

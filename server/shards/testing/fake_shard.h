@@ -33,7 +33,7 @@ class FakeShard : public Shard {
     taken_up = kept;
     return Admit(request, events, kept.agreed);
   }
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t, TimePoint, const std::stop_token&) override {
     ++num_measurements;
     return link;
   }

@@ -23,6 +23,8 @@ namespace {
 
 // One connection carries at most this rate, because one thread handles its bytes at either end.
 constexpr double kOneChannelBytesPerSecond = 600e6;
+// Jobs that follow each other, as the memberships of an elastic training, need not measure again.
+constexpr Duration kFresh = std::chrono::minutes(5);
 
 class GrpcRemoteShard final : public RemoteShard {
  public:
@@ -35,7 +37,12 @@ class GrpcRemoteShard final : public RemoteShard {
         connections_{{Connect(), &pollers_->Next()}},
         control_({address, options.tls.enabled(), options.grace}, connections_.front().channel) {}
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline, const std::stop_token& stop) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t num_nodes, TimePoint deadline,
+                                        const std::stop_token& stop) override {
+    {
+      MutexLock lock(mutex_);
+      if (num_nodes == measured_.num_nodes && Now() < measured_.at + kFresh) return measured_.speed;
+    }
     absl::StatusOr<LinkSpeed> speed;
     THALWEG_RETURN_IF_ERROR(control_.WhenConnected(deadline, stop, [&] {
       speed = ProbeLink([&](size_t padding_bytes) { return Probe(padding_bytes, deadline, stop); });
@@ -43,6 +50,8 @@ class GrpcRemoteShard final : public RemoteShard {
     }));
     spdlog::debug("{}: {:.0f} MB/s, round trip {:.3f} ms", control_.name(),
                   speed->bytes_per_second / 1e6, ToSeconds(speed->round_trip) * 1e3);
+    MutexLock lock(mutex_);
+    measured_ = {num_nodes, Now(), *speed};
     return speed;
   }
 
@@ -68,6 +77,12 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
  private:
+  struct Measurement {
+    uint32_t num_nodes = 0;  // 0: there has been none
+    TimePoint at;            // its end
+    LinkSpeed speed;
+  };
+
   absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline,
                                  const std::stop_token& stop) {
     v1::ProbeRequest request;
@@ -103,6 +118,7 @@ class GrpcRemoteShard final : public RemoteShard {
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
 
   Mutex mutex_;
+  Measurement measured_ ABSL_GUARDED_BY(mutex_);
   // The control calls use the first one too.
   std::vector<ShardStreams::Connection> connections_ ABSL_GUARDED_BY(mutex_);
   ControlClient control_;

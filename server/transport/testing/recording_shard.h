@@ -20,7 +20,7 @@ namespace thalweg {
 // A RecordingShard gives every node a FakeMember, or join_answer's error.
 class RecordingShard : public ServedShard, public FakeAnswers {
  public:
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint, const std::stop_token&) override {
+  absl::StatusOr<LinkSpeed> MeasureLink(uint32_t, TimePoint, const std::stop_token&) override {
     return absl::UnimplementedError("a server is not asked");
   }
   GiveUp BeginJoin(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint deadline,

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 _POLL_SECONDS = 0.02  # how often rank 0 looks for new questions
+_FIRST_SECONDS = 0.001  # after somebody has come: others are usually close
 _GRACE_SECONDS = 1.0  # rank 0 tells its decision within this time
 _READING_SECONDS = 5.0  # the others read it within this time, or rank 0 goes on
 
@@ -128,13 +129,16 @@ def _collect(
     deadline = began + timeout
     told: dict[int, str] = {}
     absent = list(range(1, world))
+    pause = _FIRST_SECONDS
     while absent and time.monotonic() < deadline:
         for rank in absent:
             question = _read(shared, _key(name, "asks", rank))
             if question and question != told.get(rank):
                 shared.set(_key(name, "answer", question), meeting)
                 told[rank] = question
-        time.sleep(_POLL_SECONDS)  # torch would log a warning whenever a wait() times out
+                pause = _FIRST_SECONDS
+        time.sleep(pause)  # torch would log a warning whenever a wait() times out
+        pause = min(2 * pause, _POLL_SECONDS)
         absent = [rank for rank in absent if not shared.check([_key(name, meeting, rank)])]
         if absent and time.monotonic() > began + quiet:
             quiet = math.inf
