@@ -17,7 +17,8 @@ std::span<std::byte> CallMemory::Got(const at::Tensor& tensor) {
     // The caller's stream may still use the tensor, of which the copy at the end knows nothing.
     c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
   }
-  if (!tensor.is_cpu() || !tensor.is_contiguous()) {
+  // The memory of a view may hold the conjugates or negatives of its values.
+  if (!tensor.is_cpu() || !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
     target = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
     copies_.emplace_back(target, tensor);
   }

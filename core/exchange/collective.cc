@@ -28,6 +28,13 @@ std::string ToString(const Collective& collective) {
                       ToString(collective.to));
 }
 
+std::string CallText(uint64_t call) {
+  const auto kind = static_cast<CollectiveKind>(call >> 32);
+  if (call >> 32 > 0xff || !IsValid(kind)) return absl::StrCat("call ", call);
+  if (!HasRoot(kind)) return Name(kind);
+  return absl::StrCat(Name(kind), " at root ", call & 0xffff'ffff);
+}
+
 absl::Status Validate(const Collective& collective, WireFormat wire) {
   const auto refused = [&](const std::string& why) {
     return absl::InvalidArgumentError(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "core/base/collective_kind.h"
 #include "core/base/fold.h"
 #include "core/base/wire_format.h"
 
@@ -55,6 +56,14 @@ std::string ToString(const Collective& collective);
 // formats have only the mean, integers all but the mean, and floats all but the bitwise folds.
 // Returns InvalidArgument that says what cannot be.
 absl::Status Validate(const Collective& collective, WireFormat wire);
+
+// Returns a number for what the workers of a group have called together; `root` is a rank of
+// theirs.
+constexpr uint64_t CallOf(CollectiveKind kind, uint32_t root) {
+  return uint64_t{static_cast<uint8_t>(kind)} << 32 | root;
+}
+// Returns e.g. "broadcast at root 1"; `call` may come from outside.
+std::string CallText(uint64_t call);
 
 inline constexpr uint32_t kLeastWindow = 2;
 

@@ -84,8 +84,8 @@ struct Contribution {
   Duration timeout{};  // how long the round waits for the last contribution; 0: the job's
   // This node has the results of all of the group's one-shot rounds up to this number.
   uint64_t settled = 0;
-  // The number of the settings with which the bucket's weights are updated; 0 without an update.
-  // All nodes name the same.
+  // The number of the settings with which the bucket's weights are updated; 0 without an update. In
+  // a one-shot round, what workers have called: see CallOf. All nodes name the same.
   uint64_t settings = 0;
 };
 

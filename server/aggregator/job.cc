@@ -234,7 +234,8 @@ absl::Status Job::FindFailureLocked(TimePoint now, TimePoint awake_since,
   const RoundEngine::OpenRound& round = expired.front();
   return absl::DeadlineExceededError(absl::StrCat(
       ToString(round.id), " waited ", ToSeconds(round.timeout), " s for ",
-      members_.Names(round.missing), "; if that is a long but healthy pause, raise the timeout (",
+      members_.Names(round.missing), IsOneShot(round.id) ? ", or workers call different ones" : "",
+      "; if that is a long but healthy pause, raise the timeout (",
       IsOneShot(round.id) ? "that of the process group" : "THALWEG_STEP_TIMEOUT", ")"));
 }
 

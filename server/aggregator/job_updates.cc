@@ -34,6 +34,7 @@ absl::Status Job::NoWeights(const RoundId& id) const {
 absl::StatusOr<std::shared_ptr<const UpdateStep>> Job::SettingsLocked(const RoundId& id,
                                                                       uint64_t number) const {
   if (auto found = settings_.Find(number)) return found;
+  if (spec_.resume) return LostWeights();
   return absl::FailedPreconditionError(
       absl::StrCat(ToString(id), " names settings ", number, ", which are not known"));
 }

@@ -27,6 +27,9 @@ absl::Status HeldRound::CheckSame(uint32_t node, const Contribution& c) const {
                                                    " says ", ours));
   };
   if (c.group != group_) return differs("group", c.group, group_);
+  if (IsOneShot(c.id) && c.settings != settings_) {
+    return differs("call", CallText(c.settings), CallText(settings_));
+  }
   if (c.collective != collective_) {
     return differs("collective", ToString(c.collective), ToString(collective_));
   }
@@ -34,7 +37,10 @@ absl::Status HeldRound::CheckSame(uint32_t node, const Contribution& c) const {
     return differs("number of settings (which rises where a learning rate or the like changes)",
                    c.settings, settings_);
   if (c.wire != wire_) return differs("format", Name(c.wire), Name(wire_));
-  if (c.elems != elems_) return differs("number of elements", c.elems, elems_);
+  if (c.elems != elems_) {
+    const bool are_bytes = IsOneShot(c.id) && collective_.fold == Fold::kNone;
+    return differs(are_bytes ? "number of bytes" : "number of elements", c.elems, elems_);
+  }
   return absl::OkStatus();
 }
 

@@ -51,6 +51,23 @@ TEST_F(OneShotTest, SeveralSequencesAreOpenAtOnceAndCompleteInAnyOrder) {
   EXPECT_EQ(engine_.Oldest()->id, OneShot(2, 0, 1));
 }
 
+TEST_F(OneShotTest, NodesThatCallSomethingElseAreRefusedNamingBothCalls) {
+  const auto add = [&](uint32_t node, uint64_t call) {
+    Contribution share = ShareOf(OneShot(1), kSum, 1);
+    share.settings = call;
+    return engine_.Add(node, share, kStart);
+  };
+  ASSERT_TRUE(add(0, CallOf(CollectiveKind::kReduce, 1)).ok());
+  EXPECT_EQ(
+      add(1, CallOf(CollectiveKind::kReduce, 0)).status().message(),
+      "collective 1 of group 0 chunk 0: node 1 says its call is reduce at root 0, node 0 says "
+      "reduce at root 1");
+  EXPECT_THAT(std::string(add(1, CallOf(CollectiveKind::kAllReduce, 0)).status().message()),
+              HasSubstr("its call is allreduce, node 0"));
+  EXPECT_THAT(std::string(add(1, ~uint64_t{0}).status().message()), HasSubstr("is call 184467"));
+  EXPECT_TRUE(add(1, CallOf(CollectiveKind::kReduce, 1)).ok());
+}
+
 TEST_F(OneShotTest, GroupsNumberTheirRoundsForThemselves) {
   ASSERT_TRUE(engine_.SetGroup({1, {{0, 1}, {1, 1}}, 2}).ok());
   ASSERT_TRUE(Add(0, OneShot(1)).ok());

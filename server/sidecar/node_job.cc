@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
@@ -28,6 +30,17 @@ std::vector<Shard*> Pointers(const std::vector<std::shared_ptr<Shard>>& owners) 
   std::vector<Shard*> shards;
   for (const auto& owner : owners) shards.push_back(owner.get());
   return shards;
+}
+
+// Adds the collectives that a failure interrupts on the node, unless it names them: shards know
+// them by other numbers than workers.
+absl::Status WithOpen(const absl::Status& reason, std::vector<std::string> open, uint32_t node) {
+  const std::string words = absl::StrCat(" ", reason.message());  // an allreduce is no reduce
+  std::erase_if(
+      open, [&](const auto& name) { return absl::StrContains(words, absl::StrCat(" ", name)); });
+  if (open.empty()) return reason;
+  return absl::Status(reason.code(), absl::StrCat(reason.message(), "; under way on node ", node,
+                                                  ": ", absl::StrJoin(open, ", ")));
 }
 
 // Passes on what one shard tells the job. It refers to the job weakly, because shards may hold it
@@ -106,9 +119,11 @@ void NodeJob::Stop() {
 }
 
 void NodeJob::Fail(const absl::Status& reason) {
-  if (!outcome_.Fail(reason)) return;
+  const std::vector<std::string> open = collectives_.UnderWay();
+  if (!outcome_.Fail(WithOpen(reason, open, spec_.node))) return;
   WakeAll();
-  for (const std::string& flight : collectives_.OpenFlights(Now())) {
+  if (open.empty()) return;
+  for (const std::string& flight : collectives_.LatestFlights(Now())) {
     spdlog::warn("job '{}': {}", spec_.job, flight);
   }
 }

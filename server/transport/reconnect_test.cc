@@ -21,7 +21,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr size_t kChunkBytes = 16 << 10;
 
@@ -124,10 +126,24 @@ TEST_F(ReconnectTest, ConnectionThatDoesNotComeBackFailsTheNodeAfterTheGrace) {
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_GE(Now() - begin, milliseconds(300));
   EXPECT_EQ(failures[0].code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("it has not come back within 0.3 s: "));
+  EXPECT_THAT(std::string(failures[0].message()),
+              AllOf(HasSubstr("it has not come back within 0.3 s: "), Not(HasSubstr("CANCELLED"))));
   EXPECT_EQ(Contribute(1, BytesFor(1)), failures[0]);
   // The node stays a member until the aggregator's lease of it, or the server's patience, is over.
   EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(ReconnectTest, NodeThatGivesUpSaysWhyThereIsNoConnection) {
+  Start(std::chrono::seconds(3));
+  ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
+  proxy_->SetOpen(false);
+  proxy_->Break();
+  const auto failures = events_->failures.WaitFor(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(std::string(failures[0].message()),
+              AllOf(HasSubstr("it has not come back within 3 s: "),
+                    HasSubstr("failed to connect to all addresses")));
 }
 
 TEST_F(ReconnectTest, WithoutAGraceABreakFailsTheNodeAtOnce) {

@@ -187,6 +187,35 @@ def mismatched() -> str:
     return outcome(lambda: dist.all_reduce(tensor))
 
 
+def of_another_root() -> str:
+    """Rank 2 calls an operation with rank 1 as root, others with rank 0; returns the error."""
+    root = int(dist.get_rank() == 2)
+    world, is_root = dist.get_world_size(), dist.get_rank() == root
+    tensor, all_ranks = torch.ones(3), [torch.ones(3) for _ in range(world)]
+    calls = {
+        "broadcast": lambda: dist.broadcast(tensor, root),
+        "reduce": lambda: dist.reduce(tensor, root),
+        "gather": lambda: dist.gather(tensor, all_ranks if is_root else None, root),
+        "scatter": lambda: dist.scatter(tensor, all_ranks if is_root else None, root),
+    }
+    return outcome(calls[os.environ["CALL"]])
+
+
+def of_another_kind() -> str:
+    """Rank 2 calls another operation than the others; returns the error."""
+    tensor = torch.ones(3)
+    if dist.get_rank() == 2:
+        return outcome(lambda: dist.reduce(tensor, 0))
+    return outcome(lambda: dist.all_reduce(tensor))
+
+
+def negated() -> list[float]:
+    """Gathers into a view whose memory holds negatives, as that of a conjugate's imaginary part."""
+    parts = [torch.zeros(1)._neg_view() for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, torch.tensor([1.0 + dist.get_rank()]))
+    return [part.item() for part in parts]
+
+
 def deserted() -> str:
     """Rank 1 does not come to the second collective; returns the error of the others."""
     store = dist.distributed_c10d._get_default_store()
@@ -229,6 +258,9 @@ JOBS = {
         many_collectives,
         refused,
         mismatched,
+        of_another_root,
+        of_another_kind,
+        negated,
         deserted,
         group_of_one_rank,
     )

@@ -140,6 +140,28 @@ def test_another_shape_fails_on_all_ranks_naming_the_collective(nodes, tmp_path)
         assert "4" in error
 
 
+@pytest.mark.parametrize("nodes", [(3,), (2, 1)])
+@pytest.mark.parametrize("call", ["broadcast", "reduce", "gather", "scatter"])
+def test_another_root_fails_on_all_ranks_naming_both(nodes, call, tmp_path):
+    for error in run("of_another_root", tmp_path, nodes, 0, CALL=call):
+        assert f"{call} " in error
+        assert "at root 0" in error
+        assert "at root 1" in error
+
+
+def test_another_operation_on_another_node_is_named_within_the_timeout(tmp_path):
+    first, second, last = run("of_another_kind", tmp_path, (2, 1), 0, PATIENCE="2")
+    for error in (first, second, last):
+        assert "or workers call different ones" in error
+    for error in (first, second):
+        assert "under way on node 0: allreduce 1 of group '0'" in error
+    assert "under way on node 1: reduce 1 of group '0'" in last
+
+
+def test_output_whose_memory_holds_negatives_gets_the_values(tmp_path):
+    assert run("negated", tmp_path, (1, 1), 0) == [[1.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize("nodes", [(2,), (1, 1)])
 def test_absent_rank_fails_the_collective_of_the_others_within_its_timeout(nodes, tmp_path, capfd):
     error, _ = run("deserted", tmp_path, nodes, 0, PATIENCE="2")

@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import os
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,6 +113,22 @@ def test_three_files_of_each_node_stay_and_none_that_is_unfinished(tmp_path):
             files.write("job/1", step, state(step))
     expected = [f"job_1-{step}-node{node}.residuals" for step in (3, 4, 5) for node in (0, 1)]
     assert names(tmp_path) == expected
+
+
+def test_files_of_an_earlier_process_go_first_even_if_its_clock_was_ahead(tmp_path):
+    ahead = time.time() + 86400
+    for step in (10, 20, 30):
+        path = tmp_path / f"old-{step}-node0.residuals"
+        path.touch()
+        os.utime(path, (ahead, ahead + step))
+    files = ResidualFiles(str(tmp_path), 0)
+    for step in (100, 200):
+        files.write("new", step, state(step))
+    assert names(tmp_path) == [f"new-{step}-node0.residuals" for step in (100, 200)] + [
+        "old-30-node0.residuals"
+    ]
+    files.write("new", 300, state(300))
+    assert names(tmp_path) == [f"new-{step}-node0.residuals" for step in (100, 200, 300)]
 
 
 def test_file_that_is_damaged_or_missing_or_of_other_nodes_is_refused_by_name(tmp_path):

@@ -1,11 +1,14 @@
 """Tests `thalweg status` with shards whose answers the tests choose."""
 
+import contextlib
 import json
+import socket
+import threading
 
 import pytest
 from shard_answers import http_server, job, node, shard
 
-from thalweg.cli import _status_table, main
+from thalweg.cli import _http, _status_table, main
 from thalweg.cli._look import Look, look
 
 
@@ -124,14 +127,65 @@ def answers():
     [
         ("/api/v1/shard", None, "is answered with 404; expected the HTTP address of an aggregator"),
         ("/api/v1/shard", "hello", "is no shard of Thalweg"),
-        ("/api/v1/shard", "[]", "/api/v1/shard is not an object"),
-        ("/api/v1/jobs", '{"jobs": 3}', "jobs is not a list"),
-        ("/api/v1/jobs", "{}", "is no shard of Thalweg: 'jobs'"),
+        ("/api/v1/shard", "[]", "/api/v1/shard is [], expected an object"),
+        ("/api/v1/shard", "[" * 200_000, "is no shard of Thalweg: the answer is nested too deeply"),
+        ("/api/v1/jobs", '{"jobs": 3}', "jobs is 3, expected a list"),
+        ("/api/v1/jobs", "{}", "answers as no shard of this release does: jobs is None"),
+        ("/api/v1/jobs", '{"jobs": [{"name": 3}]}', "jobs[0].name is 3, expected text"),
     ],
 )
 def test_what_is_no_shard_is_said_so(path, body, error, answers):
     answers |= {"/api/v1/shard": json.dumps(shard()), "/api/v1/jobs": '{"jobs": []}'} | {path: body}
     assert error in look(answers["address"]).error
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"state": "pausing"}, "state is 'pausing', expected one of gathering, running, failed"),
+        ({"rounds": float("nan")}, "rounds is nan, expected a number"),
+        ({"nodes": [{}]}, "nodes[0].name is None, expected text"),
+        ({"waiting": {"seconds": 1, "nodes": [2]}}, "waiting.nodes is [2], of nodes it lacks"),
+        ({"placement": {"text": True}}, "placement.text is True, expected text"),
+    ],
+)
+def test_job_of_another_release_hides_no_other_shard(change, error, answers, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    answers["/api/v1/shard"] = json.dumps(shard())
+    answers["/api/v1/jobs"] = json.dumps({"jobs": [job()]})
+    with http_server(answers | {"/api/v1/jobs": json.dumps({"jobs": [job(**change)]})}) as odd:
+        assert main(["status", "--shards", f"{odd},{answers['address']}"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = [line for line in lines if line.startswith(f"{odd}  ")]
+    assert f"answers as no shard of this release does: jobs[0].{error}" in told
+    assert any(line.startswith("job resnet · running") for line in lines)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_answer_that_does_not_end_is_not_waited_for(head, monkeypatch):
+    monkeypatch.setattr(_http, "_ANSWER_SECONDS", 0.5)
+    stopped = threading.Event()
+
+    def drip(server):
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(head)
+            while not stopped.wait(0.02):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        found = look(f"127.0.0.1:{server.getsockname()[1]}")
+        stopped.set()
+        thread.join()
+    assert found.error == "not reachable: timed out"
+
+
+def test_answer_that_is_too_long_is_not_read(answers, monkeypatch):
+    monkeypatch.setattr(_http, "_MOST_BYTES", 1 << 20)
+    answers["/api/v1/shard"] = " " * (2 << 20)
+    assert look(answers["address"]).error.endswith("the answer has more than 1 MiB")
 
 
 def test_json_is_one_line_for_each_look(answers, capsys):
@@ -163,7 +217,7 @@ def test_shard_that_is_not_there_is_an_exit_code_and_a_line(capsys):
     assert "127.0.0.1:1  not reachable: Connection refused" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("value", ["nowhere", ""])
+@pytest.mark.parametrize("value", ["nowhere", "", "http://localhost:7071", "::1:7071"])
 def test_wrong_addresses_are_refused(value, capsys):
     assert main(["status", "--shards", value]) == 2
     assert "--shards" in capsys.readouterr().err

@@ -67,9 +67,11 @@ class CollectiveRunner {
   // Returns DeadlineExceeded, naming group, collective and who is missing, when workers have not
   // come, or shards have not answered, in time.
   absl::Status CheckLate(TimePoint now) const;
-  // Returns what has become of the latest collectives, a line for each, and traces those that are
-  // open; empty when none is.
-  std::vector<std::string> OpenFlights(TimePoint now) const;
+  // Names what is not done: of each group the first collective.
+  std::vector<std::string> UnderWay() const;
+  // The job has failed: returns what has become of the latest collectives, a line for each, and
+  // traces those that are open.
+  std::vector<std::string> LatestFlights(TimePoint now) const;
   // Returns what has become of the latest ones.
   std::vector<FlightReport> Flights(TimePoint now) const {
     MutexLock lock(mutex_);

@@ -36,15 +36,22 @@ absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
   return absl::OkStatus();
 }
 
-std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
+std::vector<std::string> CollectiveRunner::UnderWay() const {
   MutexLock lock(mutex_);
-  bool any = false;
+  std::vector<std::string> names;
   for (const auto& [number, group] : groups_) {
     for (const auto& [sequence, collective] : group.collectives) {
-      any |= sequence > group.settled && !group.done.contains(sequence);
+      if (sequence <= group.settled || group.done.contains(sequence)) continue;
+      names.push_back(collective->Name());
+      break;
     }
   }
-  return any ? record_.Fail(now) : std::vector<std::string>();
+  return names;
+}
+
+std::vector<std::string> CollectiveRunner::LatestFlights(TimePoint now) const {
+  MutexLock lock(mutex_);
+  return record_.Fail(now);
 }
 
 }  // namespace thalweg

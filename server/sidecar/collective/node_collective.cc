@@ -184,6 +184,7 @@ absl::StatusOr<Contribution> NodeCollective::MakeContribution(uint32_t number,
   contribution.elems = (chunk.end - chunk.begin) / SizeOf(dtype);
   contribution.group = spec_.group;
   contribution.collective = route.what;
+  contribution.settings = CallOf(spec_.kind, spec_.root);
   contribution.timeout = FromMillis(spec_.timeout_ms);
   if (route.what.from.Has(places_->node())) {
     THALWEG_ASSIGN_OR_RETURN(contribution.payload,

@@ -22,9 +22,9 @@ void ClientStream::Prepare(const std::shared_ptr<grpc::Channel>& channel,
 }
 
 void ClientStream::PrepareAgain(const std::shared_ptr<grpc::Channel>& channel,
-                                grpc::CompletionQueue& queue, const OpenFrame& open,
+                                grpc::CompletionQueue& queue, const OpenFrame& open, bool waits,
                                 TimePoint give_up) {
-  context_.set_wait_for_ready(true);
+  context_.set_wait_for_ready(waits);
   Prepare(channel, queue, open);
   ++ends_left_;
   patience_.Set(&queue, ToSystemTime(give_up), patience_over_.Tag());

@@ -26,10 +26,10 @@ class ClientStream {
   // Prepares the stream; must be called before any other method. The first frame will be `open`.
   void Prepare(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
                const OpenFrame& open);
-  // Prepares the stream like Prepare, but it waits for a connection. It is cancelled at `give_up`,
-  // unless Keep has been called by then.
+  // Prepares the stream like Prepare, but where it `waits` it does so for a connection. It is
+  // cancelled at `give_up`, unless Keep has been called by then.
   void PrepareAgain(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
-                    const OpenFrame& open, TimePoint give_up);
+                    const OpenFrame& open, bool waits, TimePoint give_up);
   void Keep() { patience_.Cancel(); }
   void Start() { call_->StartCall(started_.Tag()); }
   // Starts after `pause`, on the thread of the queue that Prepare got.

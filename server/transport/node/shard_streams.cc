@@ -14,6 +14,8 @@ namespace {
 
 // A stream is opened at most once in this time: what ends it may need no time at all.
 constexpr Duration kPauseOfLane = std::chrono::milliseconds(100);
+// This long before it gives up, a node asks why there is no connection.
+constexpr Duration kAskingTime = std::chrono::seconds(1);
 
 // Says whether a stream ended because its connection did, and not because the shard ended it.
 bool IsBroken(const grpc::Status& status) {
@@ -26,6 +28,11 @@ bool IsBroken(const grpc::Status& status) {
     default:
       return false;
   }
+}
+
+// Says whether a stream ended because the node itself did not wait any longer.
+bool IsPatienceOver(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::CANCELLED && !IsOurs(status);
 }
 
 }  // namespace
@@ -242,19 +249,27 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
     const TimePoint now = Now();
     if (lane.is_live) {
       lane.is_live = false;
+      lane.is_asking = false;
+      lane.reason.clear();
       lane.lost = now;
       lane.cause = status.error_message();
       spdlog::warn("{}: lost the connection ({}); trying to connect again for {:g} s",
                    options_.peer, lane.cause, ToSeconds(options_.grace));
     }
     const TimePoint give_up = lane.lost + options_.grace;
+    if (lane.is_asking && lane.reason.empty() && !IsPatienceOver(status)) {
+      lane.reason = status.error_message();
+    }
     if (now >= give_up) return false;
+    const TimePoint ask_at = give_up - std::min(kAskingTime, options_.grace / 5);
+    lane.is_asking = now >= ask_at && lane.reason.empty();
     pause = Remaining(lane.opened + kPauseOfLane, now);
     lane.opened = now + pause;
     ++lane.incarnation;
     lane.broken = std::exchange(lane.stream, std::make_shared<ClientStream>(*this, index));
     stream = lane.stream;
-    stream->PrepareAgain(connection.channel, *connection.queue, OpenFor(index, lane), give_up);
+    stream->PrepareAgain(connection.channel, *connection.queue, OpenFor(index, lane),
+                         !lane.is_asking, now < ask_at ? ask_at : give_up);
   }
   if (pause > Duration::zero()) {
     stream->StartAfter(pause, *connection.queue);
@@ -274,10 +289,12 @@ absl::Status ShardStreams::LostStream(uint32_t index, const grpc::Status& status
     const std::string end = IsOurs(status) ? "the shard does not take it back: "
                                            : absl::StrCat("it has not come back within ",
                                                           ToSeconds(options_.grace), " s: ");
+    const bool is_silent = IsPatienceOver(status) && lane.reason.empty();
+    const std::string& why = IsPatienceOver(status) ? lane.reason : message;
     const bool is_forgotten = IsOurs(status) && absl::IsNotFound(FromGrpc(status));
-    return absl::Status(
-        is_forgotten ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable,
-        absl::StrCat("lost the connection to ", peer, ": ", lane.cause, "; ", end, message));
+    return absl::Status(is_forgotten ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable,
+                        absl::StrCat("lost the connection to ", peer, ": ", lane.cause, "; ", end,
+                                     is_silent ? "nothing answers" : why));
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
       status.error_code() == grpc::StatusCode::CANCELLED) {

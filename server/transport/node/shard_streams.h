@@ -82,9 +82,11 @@ class ShardStreams {
     bool is_live = true;  // otherwise frames wait in `sent` until the shard has resumed the stream
     SentFrames sent;      // empty without a grace
     uint64_t received = 0;
-    TimePoint opened;   // when this incarnation was, or is to be
-    TimePoint lost;     // when it broke
-    std::string cause;  // and why
+    TimePoint opened;        // when this incarnation was, or is to be
+    TimePoint lost;          // when it broke
+    std::string cause;       // and why
+    bool is_asking = false;  // the stream fails where there is no connection, and says why
+    std::string reason;      // what it said
   };
 
   ShardStreams(Options options, std::shared_ptr<MemberEvents> events, StreamCounters counters)

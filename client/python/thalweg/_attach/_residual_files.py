@@ -54,6 +54,7 @@ class ResidualFiles:
             os.fsync(folder)
         finally:
             os.close(folder)
+        _written[path] = max(_written.values(), default=0) + 1
         self._remove_old(path)
 
     def read(self, job: str, step: int) -> bytes:
@@ -80,14 +81,17 @@ class ResidualFiles:
         mine = f"*-node{self._node}.residuals"
         kept = {newest}.union(*(each._resumed for each in _alive))
         others = [path for path in self.folder.glob(mine) if path not in kept]
-        others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        # Clocks may have been ahead when an earlier process wrote.
+        others.sort(key=lambda p: (_written.get(p, 0), p.stat().st_mtime_ns), reverse=True)
         # Modules of this process may have jobs of their own, whose files are here, too.
         modules = sum((each.folder, each._node) == (self.folder, self._node) for each in _alive)
         for path in [*others[_KEPT * modules - 1 :], *self.folder.glob(f"{mine}.unfinished")]:
             path.unlink(missing_ok=True)
+            _written.pop(path, None)
 
 
 _writing = threading.Lock()
+_written: dict[Path, int] = {}  # files that this process has written, numbered in their order
 _alive: weakref.WeakSet[ResidualFiles] = weakref.WeakSet()
 
 

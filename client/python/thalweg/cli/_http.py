@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import http.client
 import json
+import socket
 import ssl
-import urllib.error
-import urllib.request
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from thalweg._settings import _config
 from thalweg._settings._config import ConfigError
 
 _ANSWER_SECONDS = 5.0
+_MOST_BYTES = 64 << 20
 
 
 class AccessError(Exception):
@@ -72,31 +74,61 @@ def access_of(args: argparse.Namespace) -> Access:
 
 def get_json(access: Access, address: str, path: str) -> Any:  # noqa: ANN401 - as JSON is
     """Returns the answer. Raises AccessError, OSError, HTTPException; ValueError if not JSON."""
+    headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     # Shards are inside the cluster, where a proxy for outside addresses cannot reach them.
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_SECONDS)
     if access.http is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=access.http))
-    scheme = "http" if access.http is None else "https"
-    request = urllib.request.Request(f"{scheme}://{address}{path}")
-    if access.token:
-        request.add_header("Authorization", f"Bearer {access.token}")
-    opener = urllib.request.build_opener(*handlers)
+        connection = http.client.HTTPSConnection(
+            address, timeout=_ANSWER_SECONDS, context=access.http
+        )
     try:
-        with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
-        with contextlib.closing(error):
-            raise _refusal(error.code, path, access) from None
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLError):
-            raise AccessError(tls_error(error.reason)) from None
-        raise
+        with contextlib.closing(connection), _limited(connection):
+            connection.request("GET", path, headers=headers)
+            reply = connection.getresponse()
+            if reply.status != http.HTTPStatus.OK:
+                raise _refusal(reply.status, path, access)
+            text = reply.read(_MOST_BYTES + 1)
+    except ssl.SSLError as error:
+        raise AccessError(tls_error(error)) from None
     except (ConnectionResetError, http.client.BadStatusLine):
         if access.http is None:
             raise AccessError(
                 "the answer is not HTTP; if the server uses TLS, give --tls-ca"
             ) from None
         raise
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"the answer has more than {_MOST_BYTES >> 20} MiB")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+
+
+@contextlib.contextmanager
+def _limited(connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Ends an answer that is still coming after _ANSWER_SECONDS, however steadily. Raises
+    TimeoutError.
+    """
+    connection.connect()
+    sock = connection.sock
+    is_over = threading.Event()
+
+    def give_up() -> None:
+        is_over.set()
+        with contextlib.suppress(OSError):  # it may just have been closed
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_ANSWER_SECONDS, give_up)
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_over.is_set():
+        raise TimeoutError("timed out")
 
 
 def tls_error(error: ssl.SSLError) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 from typing import Any, NamedTuple
 
-from thalweg.cli import _http
+from thalweg.cli import _answers, _http
 
-_ERRORS = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, _http.AccessError)
+_ERRORS = (OSError, http.client.HTTPException, ValueError, _http.AccessError)
 
 
 class Look(NamedTuple):
@@ -45,16 +45,13 @@ def look_at_sidecar(address: str, access: _http.Access = _http.PLAIN) -> Collect
 
 
 def _jobs(access: _http.Access, address: str, what: str) -> list[dict[str, Any]]:
-    jobs = _get(access, address, what)["jobs"]
-    if not isinstance(jobs, list):
-        raise ValueError("jobs is not a list")
+    jobs: list[dict[str, Any]] = _get(access, address, what)["jobs"]
     return jobs
 
 
 def _get(access: _http.Access, address: str, what: str) -> dict[str, Any]:
-    answer = _http.get_json(access, address, f"/api/v1/{what}")
-    if not isinstance(answer, dict):
-        raise ValueError(f"/api/v1/{what} is not an object")
+    answer: dict[str, Any] = _http.get_json(access, address, f"/api/v1/{what}")
+    _answers.check(what, answer)
     return answer
 
 
@@ -63,6 +60,8 @@ def _problem(error: Exception, what: str) -> str:
         return str(error)
     if isinstance(error, (OSError, http.client.HTTPException)):
         return f"not reachable: {_reason(error)}"
+    if isinstance(error, _answers.AnswerError):
+        return f"answers as no {what} of this release does: {error}"
     return f"is no {what} of Thalweg: {error}"
 
 

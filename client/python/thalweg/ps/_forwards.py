@@ -39,8 +39,8 @@ class _Watch:
 
 
 def watch(serving: Serving) -> Handle:
-    """From now on each module waits for the parameters that its forward() reads before that, and for
-    all before its state_dict(). Returns a handle that ends this.
+    """From now on each module waits for the parameters that its forward() reads, and for all before
+    its state_dict(). Returns a handle that ends this.
     """
     ref = weakref.ref(serving)  # the hook is torch's
 
