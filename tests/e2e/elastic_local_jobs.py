@@ -1,5 +1,6 @@
 """Contains an elastic training with local updates, which writes what elastic_jobs.py does: LOG gets
-a line for each step with its samples, and one for each exchange with the weights' digest.
+a line for each step with its samples, and one for each exchange with the weights' digest. With a
+QUORUM exchanges wait for so many nodes.
 """
 
 import os
@@ -25,6 +26,14 @@ def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=RATE)
 
 
+def ends(*, together: bool) -> bool:
+    """Returns whether this worker ends now: all do after the same exchange if they are together."""
+    is_over = torch.tensor(float(Path(os.environ["UNTIL"]).exists()))
+    if together:
+        dist.broadcast(is_over, 0)
+    return bool(is_over)
+
+
 def main() -> None:
     log = Log(sys.argv[1])
     torch.set_num_threads(1)
@@ -33,11 +42,14 @@ def main() -> None:
     sampler = thalweg.elastic.Sampler(range(SAMPLES), seed=1)
     state = thalweg.elastic.State(model=model, sampler=sampler, epoch=0, local=None)
     state.on_change(lambda membership: log.write(membership=membership, commits=state.commits))
-    is_over = torch.zeros(1)
+    quorum = int(os.environ.get("QUORUM", "0")) or None
+    codec = os.environ.get("CODEC")
 
-    @thalweg.elastic.run
+    @thalweg.elastic.run(backend="gloo" if quorum else "thalweg")
     def train(state: thalweg.elastic.State) -> list[float]:
-        optimizer = LocalOptimizer(inner, every=EVERY, outer=OUTER, codec=os.environ.get("CODEC"))
+        optimizer = LocalOptimizer(
+            inner, every=EVERY, outer=OUTER, codec=codec, quorum=quorum, min_nodes=quorum
+        )
         if state.local is not None:
             optimizer.load_state_dict(state.local)
         steps = 0
@@ -58,9 +70,8 @@ def main() -> None:
                 log.write(**step, digest=digest(model))
                 state.local = optimizer.state_dict()
                 state.commit()
-                is_over.fill_(Path(os.environ["UNTIL"]).exists())
-                dist.broadcast(is_over, 0)
-                if is_over:
+                if ends(together=not quorum):
+                    optimizer.finish()
                     optimizer.close()
                     return weights_of(model).tolist()
             state.epoch += 1

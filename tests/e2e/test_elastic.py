@@ -115,12 +115,16 @@ class Nodes:
 
 @contextlib.contextmanager
 def training(
-    tmp_path: Path, count: int, env: dict[str, str] | None = None, jobs: Path = JOBS
+    tmp_path: Path,
+    count: int,
+    env: dict[str, str] | None = None,
+    jobs: Path = JOBS,
+    aggregators: int = 0,
 ) -> Iterator[Nodes]:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     # Nobody waits longer for a shard whose node is lost.
     variables = {"THALWEG_RECONNECT": "2", **(env or {})}
-    with servers(env=variables) as cluster:
+    with servers(shards=aggregators, env=variables) as cluster:
         nodes = Nodes(cluster, tmp_path, addresses, jobs, variables)
         try:
             for node in range(count):
@@ -207,6 +211,22 @@ def test_local_updates_go_on_without_a_lost_node_and_with_it_when_it_is_back(cod
     if codec == "fp32":
         weights = replay_local(nodes, max(entry["step"] for entry in done))
         torch.testing.assert_close(torch.tensor(results[0]), weights, rtol=0, atol=TOLERANCE)
+
+
+def test_training_by_quorum_goes_on_from_its_last_commits_when_its_aggregator_is_back(tmp_path):
+    env = {"QUORUM": "2", "THALWEG_RECONNECT": str(DEADLINE)}
+    jobs = Path(elastic_local_jobs.__file__)
+    with training(tmp_path, 3, env, jobs, aggregators=1) as nodes:
+        nodes.await_membership([0, 1, 2])
+        nodes.cluster.add_aggregator(listen=nodes.cluster.kill_aggregator(0))
+        nodes.until("another membership", lambda: len(nodes.entries(0, "membership")) == 2)
+        nodes.await_commits(0, 5)
+        results = nodes.finish()
+    assert results[0] == results[1] == results[2]
+    again = nodes.entries(0, "membership")[1]
+    assert again["membership"][1] == [0, 1, 2]
+    assert again["commits"] >= 5
+    assert "was restarted and has lost the weights that it kept" in nodes.output
 
 
 @pytest.mark.parametrize("lost", [2, 0])

@@ -9,7 +9,7 @@ securityContext:
 # SIGTERM drains: new jobs are refused, running ones have drainSeconds, then fail with the reason.
 terminationGracePeriodSeconds: {{ add .Values.aggregator.drainSeconds 10 }}
 {{- with .Values.aggregator.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ quote . }}
 {{- end }}
 {{- with .Values.aggregator.nodeSelector }}
 nodeSelector:

@@ -8,6 +8,9 @@ its pods carry it, and ten characters more, in a label of at most 63.
 {{- if not $full -}}
 {{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
+{{- if regexMatch "^[0-9]" $full -}}
+{{- fail (printf "resources would be named %s and so on, but names of services begin with a letter: set fullnameOverride, or give the release another name" $full) -}}
+{{- end -}}
 {{- if gt (len $full) 40 -}}
 {{- printf "%s-%s" (trunc 31 $full | trimSuffix "-") (sha256sum $full | trunc 8) -}}
 {{- else -}}
@@ -17,8 +20,8 @@ its pods carry it, and ten characters more, in a label of at most 63.
 
 {{/* Labels that never change: selectors. Argument: root, component. */}}
 {{- define "thalweg.selectorLabels" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -51,9 +54,9 @@ imagePullSecrets:
 
 {{- define "thalweg.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.runAsUser }}
-runAsGroup: {{ .Values.runAsUser }}
-fsGroup: {{ .Values.runAsUser }}
+runAsUser: {{ int64 .Values.runAsUser }}
+runAsGroup: {{ int64 .Values.runAsUser }}
+fsGroup: {{ int64 .Values.runAsUser }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
@@ -102,7 +105,7 @@ args:
   - --http={{ .Values.listenAddress }}:{{ .Values.sidecar.httpPort }}
   - --threads={{ .Values.sidecar.threads }}
   - --channels={{ .Values.sidecar.channels }}
-  - --drain-seconds={{ .Values.sidecar.drainSeconds }}
+  - --drain-seconds={{ int64 .Values.sidecar.drainSeconds }}
   - --respawn
   {{- if include "thalweg.hosts" . }}
   - --shard-listen=[$(POD_IP)]:{{ include "thalweg.shardPorts" . }}
@@ -178,5 +181,5 @@ initContainers:
 
 {{/* Labels of the pods of a job: by these the PodMonitor finds them. */}}
 {{- define "thalweg.jobLabels" -}}
-thalweg.io/sidecar: {{ include "thalweg.fullname" . }}
+thalweg.io/sidecar: {{ include "thalweg.fullname" . | quote }}
 {{- end }}
