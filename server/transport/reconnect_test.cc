@@ -134,7 +134,7 @@ TEST_F(ReconnectTest, ConnectionThatDoesNotComeBackFailsTheNodeAfterTheGrace) {
 }
 
 TEST_F(ReconnectTest, NodeThatGivesUpSaysWhyThereIsNoConnection) {
-  Start(std::chrono::seconds(3));
+  Start(std::chrono::seconds(5));
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
   ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   proxy_->SetOpen(false);
@@ -142,7 +142,7 @@ TEST_F(ReconnectTest, NodeThatGivesUpSaysWhyThereIsNoConnection) {
   const auto failures = events_->failures.WaitFor(1);
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_THAT(std::string(failures[0].message()),
-              AllOf(HasSubstr("it has not come back within 3 s: "),
+              AllOf(HasSubstr("it has not come back within 5 s: "),
                     HasSubstr("failed to connect to all addresses")));
 }
 

@@ -25,3 +25,12 @@ def test_ways_are_compared_from_the_same_weights_and_their_bytes_are_counted(tmp
     assert sent["10"] == sent["ddp"] / 10
     assert 3.5 < sent["10"] / sent["10:int8:start=0"] < 4
     assert sent["10"] / sent["10:sparse"] > 97
+
+
+def test_muon_and_adamw_exchange_their_parts_of_the_model(tmp_path):
+    run_example("gpt_local", ["--inner", "muon", "--ways", "ddp", "10", *SMALL.split()], tmp_path)
+    ddp, local = (json.loads((tmp_path / f"{way}-1.json").read_text()) for way in ("ddp", "10"))
+    assert local["curve"][-1]["sent"] == ddp["curve"][-1]["sent"] / 10
+    for run in (ddp, local):
+        losses = [point["loss"] for point in run["curve"]]
+        assert losses[-1] < losses[0] < 5.7  # log 256 is 5.55

@@ -15,7 +15,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 import thalweg.ddp
 from thalweg.examples.gpt import text
@@ -34,56 +35,76 @@ _WAYS = ("ddp", "25", "50", "100")
 
 
 class Training(NamedTuple):
-    """A model in training. `sent` returns the bytes that this node has sent so far."""
+    """A model in training; `exchanging` counts what this node has sent so far."""
 
     model: nn.Module
-    optimizer: Optimizer | LocalOptimizer
-    sent: Callable[[], float]
-    close: Callable[[], None]
+    optimizers: Sequence[Optimizer]
+    exchanging: Sequence[thalweg.ddp.State | LocalOptimizer]
+
+    def sent(self) -> float:
+        return sum(float(each.stats()["wire_bytes_sent"]) for each in self.exchanging)
+
+
+def optimizers_of(model: nn.Module, args: argparse.Namespace) -> list[Optimizer]:
+    """Returns a worker's own optimizers: Muon, if asked for, has the matrices of the blocks."""
+    matrices = {name: p for name, p in model.named_parameters() if "blocks" in name and p.ndim == 2}
+    others = {name: p for name, p in model.named_parameters() if name not in matrices}
+    settings = {"lr": args.lr, "weight_decay": 0.1}
+    if args.inner == "adamw":
+        return [AdamW(model.named_parameters(), betas=(0.9, 0.95), **settings)]
+    return [
+        Muon(matrices.items(), adjust_lr_fn="match_rms_adamw", **settings),
+        AdamW(others.items(), betas=(0.9, 0.95), **settings),
+    ]
 
 
 def begin(way: str, args: argparse.Namespace) -> Training:
     torch.manual_seed(args.seed)
     model = Gpt(args.width, args.blocks, length=args.length)
-    inner = AdamW(model.named_parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    inner = optimizers_of(model, args)
     kind, _, codec = way.partition(":")
     if kind == "ddp":
         wrapped = DistributedDataParallel(model)
-        state = thalweg.ddp.attach(wrapped, codec or "fp32")
-        return Training(wrapped, inner, lambda: state.stats()["wire_bytes_sent"], state.close)
+        return Training(wrapped, inner, [thalweg.ddp.attach(wrapped, codec or "fp32")])
     outer = {"name": "nesterov", "lr": args.outer_lr, "momentum": args.outer_momentum}
     if args.outer_momentum == 0:
         outer = {"name": "sgd", "lr": args.outer_lr}
     if codec.startswith("sparse"):
         outer = {"name": "sgd"}  # what is held back comes later, which a momentum would repeat
-    local = LocalOptimizer(inner, every=int(kind), outer=outer, codec=codec or "fp32")
-    return Training(model, local, lambda: local.stats()["wire_bytes_sent"], local.close)
+    local = [
+        LocalOptimizer(one, every=int(kind), outer=outer, codec=codec or "fp32") for one in inner
+    ]
+    return Training(model, local, local)
 
 
 def train(way: str, args: argparse.Namespace, data: text.Text) -> list[dict[str, float]]:
     """Returns the loss, and the bytes sent, after each `args.look` steps."""
     training = begin(way, args)
-    optimizer, parameters = training.optimizer, list(training.model.parameters())
-    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=args.steps // 10)
-    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    parameters = list(training.model.parameters())
+    schedules: list[LRScheduler] = []
+    for one in training.optimizers:
+        schedules.append(LinearLR(one, 0.05, total_iters=args.steps // 10))
+        schedules.append(CosineAnnealingLR(one, args.steps))
     rank, workers = dist.get_rank(), dist.get_world_size()
     curve = []
     for step in range(1, args.steps + 1):
         seed = (args.seed * args.steps + step) * workers + rank
-        optimizer.zero_grad()
+        training.model.zero_grad()
         training.model(data.batch(args.batch, args.length, seed)).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        rise.step()
-        fall.step()
-        if step == args.steps and isinstance(optimizer, LocalOptimizer):
-            optimizer.finish()
+        for optimizer in training.optimizers:
+            optimizer.step()
+            if step == args.steps and isinstance(optimizer, LocalOptimizer):
+                optimizer.finish()
+        for schedule in schedules:
+            schedule.step()
         if step % args.look == 0 or step == args.steps:
             loss = evaluate(training.model, data.tests(args.tests, args.length))
             curve.append({"step": step, "loss": loss, "sent": training.sent()})
             if rank == 0:
                 print(f"{way}, step {step}: loss {loss:.4f}", flush=True)
-    training.close()
+    for exchanging in training.exchanging:
+        exchanging.close()
     return curve
 
 
@@ -137,6 +158,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="pieces per worker and step")
     parser.add_argument("--length", type=int, default=64, help="bytes of a piece")
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate of a worker")
+    parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     # 0.9, which is DiLoCo's, takes more exchanges than there are here.
     parser.add_argument("--outer-momentum", type=float, default=0.5)
