@@ -1,6 +1,6 @@
 """A training script that does not mention Thalweg: `local_script.py MODE OUT`.
 
-MODE is several of adagrad, accumulate, clip, scaler, part, two, join and rest, joined by "_".
+MODE is several of adagrad, accumulate, clip, scaler, part, two, hook, join and rest, joined by "_".
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -52,6 +53,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = make_model()
     ddp = DistributedDataParallel(model)
+    if "hook" in mode:
+        ddp.register_comm_hook(None, allreduce_hook)
     optimizers = make_optimizers(mode, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3, gamma=0.8)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled="scaler" in mode)

@@ -1,12 +1,13 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused and part, joined
-by "_".
+MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join
+and evaluate, joined by "_".
 """
 
 import contextlib
 import gc
 import hashlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -58,18 +59,39 @@ def make_optimizer(mode: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.01)
 
 
+def halve(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Is a communication hook that averages, and halves the gradients."""
+    work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+@torch.no_grad()
+def evaluate(ddp: nn.Module) -> None:
+    """Evaluates with a batch more on each worker than on the one before, and stores the module."""
+    ddp.eval()
+    for _ in range(1 + dist.get_rank()):
+        ddp(torch.ones(8, 20))
+    ddp.train()
+    torch.save(ddp, io.BytesIO())
+
+
 def main() -> None:
     mode, out = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = make_model()
     ddp = DistributedDataParallel(model, find_unused_parameters="unused" in mode)
+    if "hook" in mode:
+        ddp.register_comm_hook(None, halve)
     optimizer = make_optimizer(mode, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=2.0**8, growth_interval=4, enabled="scaler" in mode
     )
     norms = []
+    together = contextlib.ExitStack()
+    if "join" in mode:
+        together.enter_context(ddp.join())
     for step in range(STEPS):
         # Both workers, or one of them.
         model.skips = "unused" in mode and step % 3 == 2 and (step < 6 or dist.get_rank() == 0)
@@ -89,9 +111,12 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
+        if "evaluate" in mode and step % 4 == 1:
+            evaluate(ddp)
         if step == STEPS // 2:
             saved = optimizer.state_dict()
             optimizer.load_state_dict(saved)
+    together.close()
     state = optimizer.state_dict()
     values = [one.flatten().float() for one in model.state_dict().values()]
     result = {

@@ -58,6 +58,7 @@ def test_steps_that_were_not_exchanged_in_the_end_are_said_once(tmp_path):
 UNFIT = {
     "sgd_part": "it has 2 trainable parameters, and its module 4, of which 2 are the same",
     "sgd_two": "it has 2 trainable parameters, and its module 4, of which 2 are the same",
+    "sgd_hook": "the script's communication hook allreduce_hook gets its gradients",
     "sgd_scaler": "a GradScaler steps it, which leaves steps out on one worker alone",
 }
 

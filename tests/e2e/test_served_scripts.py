@@ -34,6 +34,7 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         "lamb_clip",
         "sgd_unused_clip",
         "adamw_unused_clip",
+        "sgd_evaluate",
     ],
 )
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
@@ -71,6 +72,8 @@ def test_pull_and_overlap_may_be_wished_for(wishes, codec, tmp_path):
         ("adamw", "sgd", "it is a torch.optim.adamw.AdamW, and not sgd"),
         ("amsgrad", "auto", "group 0 has amsgrad, which shards do not have"),
         ("part", "auto", "it has 4 trainable parameters, and its module 6, of which 4 are the"),
+        ("sgd_hook", "auto", "the script's communication hook"),
+        ("sgd_join", "auto", "join() lets workers do different numbers of steps, and shards need"),
     ],
 )
 def test_optimizer_that_does_not_fit_stays_and_why_is_said_once(mode, value, why, tmp_path):

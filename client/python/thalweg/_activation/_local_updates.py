@@ -44,7 +44,7 @@ def activate() -> None:
     """From now on every optimizer is considered when it has done its first step."""
     _served.note_modules()
     _patches.install("local_updates", GradScaler, "step", _note_scaler)
-    _patches.install("local_updates", DistributedDataParallel, "join", _refuse_join)
+    _patches.install("local_updates", DistributedDataParallel, "join_hook", _refuse_join)
     _first_steps.after_each(_look)
 
 
@@ -67,7 +67,7 @@ def _why_not(optimizer: Optimizer, module: DistributedDataParallel | None) -> st
             "a GradScaler steps it, which leaves steps out on one worker alone: make a "
             "thalweg.ps.LocalOptimizer in the script, which counts them"
         )
-    return _served.why_not_all(optimizer, module)
+    return _served.why_not_instead(module) or _served.why_not_all(optimizer, module)
 
 
 def _look(optimizer: Optimizer) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _NAME = "THALWEG_PS"
 _KINDS: dict[type[Optimizer], str] = dict(zip((SGD, Adam, AdamW, FusedLAMB), PS_KINDS, strict=True))
 _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_joined: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # in a context of join()
 _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
     weakref.WeakKeyDictionary()
 )
@@ -42,6 +43,7 @@ def activate() -> None:
     """From now on every optimizer is considered when it has done its first step."""
     note_modules()
     _patches.install("served", DistributedDataParallel, "no_sync", _hold_back)
+    _patches.install("served", DistributedDataParallel, "join_hook", _note_join)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         _patches.install("served", owner, "clip_grad_norm_", _clip)
     _first_steps.after_each(_look)
@@ -78,7 +80,9 @@ def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted
         return f"it is a {type(optimizer).__module__}.{type(optimizer).__name__}, and not {which}"
     if module in _served:
         return "another optimizer of its module is on the shards"
-    return why_not_all(optimizer, module) or _why_no_shards(optimizer)
+    if module in _joined:
+        return "join() lets workers do different numbers of steps, and shards need equally many"
+    return why_not_instead(module) or why_not_all(optimizer, module) or _why_no_shards(optimizer)
 
 
 def _why_no_shards(optimizer: Optimizer) -> str:
@@ -93,6 +97,14 @@ def _why_no_shards(optimizer: Optimizer) -> str:
     trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
     others = [str(p.dtype) for p in trained if p.dtype not in DTYPES]
     return f"it has parameters in {others[0]}" if others else ""
+
+
+def why_not_instead(module: DistributedDataParallel) -> str:
+    """Returns why the module must go on averaging gradients; empty: it need not."""
+    from thalweg._attach import _model
+
+    hook = _model.hook_of(module)
+    return hook and f"the script's communication hook {hook} gets its gradients"
 
 
 def why_not_all(optimizer: Optimizer, module: DistributedDataParallel) -> str:
@@ -147,15 +159,35 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Served)
     )
     _served[module] = ours
     module.require_backward_grad_sync = False
-
-    def keep(module: DistributedDataParallel, *_: object) -> None:
-        # Where gradients are not synchronised, torch does not synchronise buffers either.
-        module.require_forward_param_sync = not ours.accumulates
-
-    module.register_forward_hook(keep)
+    module.register_forward_hook(_keep_buffers)
     alone = "; with find_unused_parameters each parameter travels by itself, which is slower"
     cost = alone if module.find_unused_parameters else ""
     _say(wanted, logging.INFO, f"{name} is on the shards from the second step on{cost}")
+
+
+def _keep_buffers(module: DistributedDataParallel, *_: object) -> None:
+    """Lets the next forward pass synchronise buffers, as torch does where gradients are. Modules
+    are stored with their hooks, and this one.
+    """
+    ours = _served.get(module)
+    if ours is not None and torch.is_grad_enabled():
+        module.require_forward_param_sync = not ours.accumulates
+
+
+def _note_join(
+    join_hook: Callable[..., Any],
+    module: DistributedDataParallel,
+    /,
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    if module in _served:
+        raise RuntimeError(
+            f"thalweg: DistributedDataParallel({type(module.module).__name__}) in join(), which "
+            f"lets workers do different numbers of steps: its optimizer is on the shards ({_NAME}) "
+            "and needs equally many; use join() from the first step on, and it stays on the workers"
+        )
+    _joined.add(module)
+    return join_hook(module, **kwargs)
 
 
 def _name(optimizer: Optimizer) -> str:

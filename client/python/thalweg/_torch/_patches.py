@@ -68,8 +68,11 @@ DECLARED = (
     ),
     Method(
         DistributedDataParallel,
-        "join",
-        (Layer("local_updates", "workers that exchange do equally many steps"),),
+        "join_hook",  # of join(), and of torch's Join
+        (
+            Layer("served", "modules are known whose workers do different numbers of steps"),
+            Layer("local_updates", "workers that exchange do equally many steps"),
+        ),
         compiled=False,
     ),
     Method(
