@@ -225,7 +225,7 @@ def test_training_by_quorum_goes_on_from_its_last_commits_when_its_aggregator_is
     assert results[0] == results[1] == results[2]
     again = nodes.entries(0, "membership")[1]
     assert again["membership"][1] == [0, 1, 2]
-    assert again["commits"] >= 5
+    assert again["commits"] >= 4  # a node writes down the fifth before it commits that
     assert "was restarted and has lost the weights that it kept" in nodes.output
 
 
