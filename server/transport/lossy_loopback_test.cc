@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "core/base/protocol.h"
-#include "server/transport/node/remote_shard.h"
-#include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/recording_shard.h"
+#include "server/transport/testing/loopback.h"
 
 namespace thalweg::lossy_loopback_test {
 namespace {
@@ -24,13 +22,10 @@ constexpr uint64_t kMostElems = kMaxChunkBytes / sizeof(float);
 
 TimePoint Soon() { return Now() + kTestPatience; }
 
-class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
+class LossyLoopbackTest : public Loopback, public ::testing::WithParamInterface<WireFormat> {
  protected:
   void SetUp() override {
-    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    remote_ = RemoteShard::Create(server_->address(), {}, metrics_);
+    ASSERT_NO_FATAL_FAILURE(Loopback::SetUp());
     auto member = remote_->Join(OfNode(6), events_, Soon());
     ASSERT_TRUE(member.ok()) << member.status();
     member_ = *std::move(member);
@@ -43,11 +38,6 @@ class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
     return bytes;
   }
 
-  MetricRegistry metrics_;
-  RecordingShard shard_;
-  const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
-  std::unique_ptr<ShardServer> server_;
-  std::unique_ptr<RemoteShard> remote_;
   std::unique_ptr<Member> member_;
 };
 INSTANTIATE_TEST_SUITE_P(Formats, LossyLoopbackTest,

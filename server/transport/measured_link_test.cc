@@ -5,9 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "server/transport/node/remote_shard.h"
-#include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/recording_shard.h"
+#include "server/transport/testing/loopback.h"
 
 namespace thalweg::measured_link_test {
 namespace {
@@ -18,20 +16,7 @@ using testing::HasSubstr;
 
 TimePoint Soon() { return Now() + kTestPatience; }
 
-class MeasuredLinkTest : public testing::Test {
- protected:
-  void SetUp() override {
-    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    remote_ = RemoteShard::Create(server_->address(), {}, metrics_);
-  }
-
-  MetricRegistry metrics_;
-  RecordingShard shard_;
-  std::unique_ptr<ShardServer> server_;
-  std::unique_ptr<RemoteShard> remote_;
-};
+using MeasuredLinkTest = Loopback;
 
 TEST_F(MeasuredLinkTest, LinkIsMeasuredWithoutJoining) {
   const TimePoint begin = Now();

@@ -5,28 +5,12 @@
 #include <stop_token>
 
 #include "core/base/thread.h"
-#include "server/transport/node/remote_shard.h"
-#include "server/transport/shard/shard_server.h"
-#include "server/transport/testing/recording_shard.h"
+#include "server/transport/testing/loopback.h"
 
 namespace thalweg::stopped_join_test {
 namespace {
 
-class StoppedJoinTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    remote_ = RemoteShard::Create(server_->address(), {}, metrics_);
-  }
-
-  MetricRegistry metrics_;
-  RecordingShard shard_;
-  const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
-  std::unique_ptr<ShardServer> server_;
-  std::unique_ptr<RemoteShard> remote_;
-};
+using StoppedJoinTest = Loopback;
 
 TEST_F(StoppedJoinTest, StoppedJoinEndsAtOnceAndGivesItsSeatUp) {
   shard_.hold_joins = true;

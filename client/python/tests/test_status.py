@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import ssl
 import threading
 
 import pytest
@@ -161,8 +162,17 @@ def test_job_of_another_release_hides_no_other_shard(change, error, answers, cap
     assert any(line.startswith("job resnet · running") for line in lines)
 
 
-@pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\n\r\n"])
-def test_answer_that_does_not_end_is_not_waited_for(head, monkeypatch):
+@pytest.mark.parametrize(
+    ("head", "access"),
+    [
+        (b"", _http.PLAIN),
+        (b"HTTP/1.0 200 OK\r\n\r\n", _http.PLAIN),
+        # A record of a handshake, of which 16000 bytes are to follow.
+        (b"\x16\x03\x03\x3e\x80", _http.Access(http=ssl.create_default_context())),
+    ],
+    ids=["head", "body", "handshake"],
+)
+def test_answer_that_does_not_end_is_not_waited_for(head, access, monkeypatch):
     monkeypatch.setattr(_http, "_ANSWER_SECONDS", 0.5)
     stopped = threading.Event()
 
@@ -176,7 +186,7 @@ def test_answer_that_does_not_end_is_not_waited_for(head, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip, args=(server,))
         thread.start()
-        found = look(f"127.0.0.1:{server.getsockname()[1]}")
+        found = look(f"127.0.0.1:{server.getsockname()[1]}", access)
         stopped.set()
         thread.join()
     assert found.error == "not reachable: timed out"

@@ -289,12 +289,11 @@ absl::Status ShardStreams::LostStream(uint32_t index, const grpc::Status& status
     const std::string end = IsOurs(status) ? "the shard does not take it back: "
                                            : absl::StrCat("it has not come back within ",
                                                           ToSeconds(options_.grace), " s: ");
-    const bool is_silent = IsPatienceOver(status) && lane.reason.empty();
     const std::string& why = IsPatienceOver(status) ? lane.reason : message;
     const bool is_forgotten = IsOurs(status) && absl::IsNotFound(FromGrpc(status));
     return absl::Status(is_forgotten ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable,
                         absl::StrCat("lost the connection to ", peer, ": ", lane.cause, "; ", end,
-                                     is_silent ? "nothing answers" : why));
+                                     why.empty() ? "nothing answers" : why));
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
       status.error_code() == grpc::StatusCode::CANCELLED) {

@@ -76,8 +76,10 @@ def get_json(access: Access, address: str, path: str) -> Any:  # noqa: ANN401 - 
     """Returns the answer. Raises AccessError, OSError, HTTPException; ValueError if not JSON."""
     headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     # Shards are inside the cluster, where a proxy for outside addresses cannot reach them.
-    connection = http.client.HTTPConnection(address, timeout=_ANSWER_SECONDS)
-    if access.http is not None:
+    connection: http.client.HTTPConnection
+    if access.http is None:
+        connection = http.client.HTTPConnection(address, timeout=_ANSWER_SECONDS)
+    else:
         connection = http.client.HTTPSConnection(
             address, timeout=_ANSWER_SECONDS, context=access.http
         )
@@ -109,18 +111,21 @@ def _limited(connection: http.client.HTTPConnection) -> Iterator[None]:
     """Ends an answer that is still coming after _ANSWER_SECONDS, however steadily. Raises
     TimeoutError.
     """
-    connection.connect()
-    sock = connection.sock
     is_over = threading.Event()
+    sock: socket.socket | None = None
 
     def give_up() -> None:
         is_over.set()
-        with contextlib.suppress(OSError):  # it may just have been closed
-            sock.shutdown(socket.SHUT_RDWR)
+        # The connection forgets its socket when the answer has begun.
+        if (one := sock or connection.sock) is not None:
+            with contextlib.suppress(OSError):  # it may just have been closed
+                one.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(_ANSWER_SECONDS, give_up)
     timer.start()
     try:
+        connection.connect()
+        sock = connection.sock
         yield
     except (OSError, http.client.HTTPException):
         if not is_over.is_set():
