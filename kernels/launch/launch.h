@@ -11,8 +11,6 @@
 //   };
 //   LaunchError error = Launch<Negate>(stream, blocks, {values, elems});
 //
-// LaunchResident() takes as many blocks as run at the same time.
-//
 // `Thread` has, with the meaning of CUDA's names in brackets:
 //
 //   Index(), Block(), Blocks()       [threadIdx.x, blockIdx.x, gridDim.x]

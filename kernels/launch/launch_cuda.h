@@ -83,27 +83,6 @@ template <class Kernel>
   return cudaGetLastError();
 }
 
-// Starts as many blocks as the GPU holds at once, at most `at_most`, for kernels that divide their
-// work among any number of blocks.
-template <class Kernel>
-[[nodiscard]] LaunchError LaunchResident(CudaStream stream, uint64_t at_most,
-                                         const typename Kernel::Args& args) {
-  int device = 0;
-  int processors = 0;
-  int blocks_each = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, RunKernel<Kernel>,
-                                                          Kernel::kThreads, 0);
-  }
-  if (error != cudaSuccess) return error;
-  const uint64_t resident = static_cast<uint64_t>(processors) * static_cast<uint64_t>(blocks_each);
-  return Launch<Kernel>(stream, at_most < resident ? at_most : resident, args);
-}
-
 [[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {
   return bytes == 0 ? cudaSuccess : cudaMemsetAsync(memory, 0, bytes, stream);
 }

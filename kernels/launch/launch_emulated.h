@@ -100,14 +100,6 @@ template <class Kernel>
   return RunOnStream(stream, [=] { return RunBlocks<Kernel>(blocks, args); });
 }
 
-// Runs as many blocks as a GPU of three multiprocessors would hold: several, and few enough that
-// each has more than one piece of work.
-template <class Kernel>
-[[nodiscard]] LaunchError LaunchResident(CudaStream stream, uint64_t at_most,
-                                         const typename Kernel::Args& args) {
-  return Launch<Kernel>(stream, at_most < 3 ? at_most : 3, args);
-}
-
 [[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {
   if (bytes == 0) return 0;
   return RunOnStream(stream, [=] {

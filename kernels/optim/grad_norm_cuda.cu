@@ -2,6 +2,7 @@
 #include "kernels/launch/launch.h"
 #include "kernels/launch/pack.h"
 #include "kernels/optim/granule_sums.h"
+#include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
@@ -12,7 +13,7 @@ namespace {
 // begins. Each lane has many reads in flight instead.
 struct GradSquaresKernel {
   static constexpr uint32_t kThreads = 256;
-  static constexpr uint32_t kWarps = kThreads / 32;
+  static constexpr uint32_t kGranules = kThreads / kChains;
   static constexpr uint32_t kBlocksAtOnce = 4;
   static constexpr uint32_t kAtOnce = 16;
   struct Shared {};
@@ -23,49 +24,37 @@ struct GradSquaresKernel {
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
-    const uint64_t warp = uint64_t{thread.Block()} * kWarps + thread.Warp();
-    const uint32_t half = thread.Lane() / kChains;
+    const uint64_t number = uint64_t{thread.Block()} * kGranules + thread.Index() / kChains;
     const uint32_t chain = thread.Lane() % kChains;
-    ForEachPieceOf(args.table, warp, uint64_t{thread.Blocks()} * kWarps,
-                   [&](const FlatPiece& piece) {
-                     const OptimEntry& tensor = args.table.entries[piece.tensor];
-                     for (uint64_t begin = piece.first; begin < piece.last; begin += 2 * kGranule) {
-                       const uint64_t first = begin + half * kGranule;
-                       const uint64_t after = first + kGranule;
-                       const uint64_t last = after < piece.last ? after : piece.last;
-                       const double total = TotalOfChains(
-                           thread, SquaresOf(tensor.grad, tensor.grad_type, first + chain, last));
-                       if (chain == 0 && first < last) {
-                         args.sums[piece.granule + (first - piece.first) / kGranule] = total;
-                       }
-                     }
-                   });
-  }
-
-  // Returns the squares of every sixteenth element from `first` on.
-  THALWEG_DEVICE static double SquaresOf(const void* grad, ElementType type, uint64_t first,
-                                         uint64_t last) {
-    if (type == ElementType::kFp32) return SquaresOf<Fp32>(grad, first, last);
-    if (type == ElementType::kFp16) return SquaresOf<Fp16>(grad, first, last);
-    return SquaresOf<BFloat16>(grad, first, last);
-  }
-
-  template <class Element>
-  THALWEG_DEVICE static double SquaresOf(const void* grad, uint64_t first, uint64_t last) {
     double sum = 0;
-    for (uint64_t begin = first; begin < last; begin += uint64_t{kChains} * kAtOnce) {
-      const auto read = Read<Element>(grad, begin, last);
+    if (number < args.table.granules) {
+      const Granule granule = GranuleAt(args.table, number);
+      const OptimEntry& tensor = args.table.entries[granule.tensor];
+      WithElement(tensor.grad_type, [&]<class Element>() {
+        const auto* const grads = static_cast<const typename Element::Bits*>(tensor.grad);
+        sum = SquaresOf<Element>(grads + granule.first, chain, granule.count);
+      });
+    }
+    const double total = TotalOfChains(thread, sum);
+    if (chain == 0 && number < args.table.granules) args.sums[number] = total;
+  }
+
+  // Returns the sum of the squares of every sixteenth element from `first` on.
+  template <class Element>
+  THALWEG_DEVICE static double SquaresOf(const typename Element::Bits* grads, uint32_t first,
+                                         uint32_t count) {
+    double sum = 0;
+    for (uint32_t begin = first; begin < count; begin += kChains * kAtOnce) {
+      const auto read = Read<Element>(grads + begin, (count - begin + kChains - 1) / kChains);
       for (uint32_t k = 0; k < kAtOnce; ++k) sum = AddSquare(Element::Widen(read.bits[k]), sum);
     }
     return sum;
   }
 
-  // Elements beyond the end are read as zeros: adding them changes nothing.
+  // Elements beyond those that are left are read as zeros: adding them changes nothing.
   template <class Element>
-  THALWEG_DEVICE static Pack<Element, kAtOnce> Read(const void* grad, uint64_t first,
-                                                    uint64_t last) {
-    const auto* const from = static_cast<const typename Element::Bits*>(grad) + first;
-    const uint64_t left = (last - first + kChains - 1) / kChains;
+  THALWEG_DEVICE static Pack<Element, kAtOnce> Read(const typename Element::Bits* from,
+                                                    uint32_t left) {
     Pack<Element, kAtOnce> read;
     if (left >= kAtOnce) {
       for (uint32_t k = 0; k < kAtOnce; ++k) read.bits[k] = from[k * kChains];
@@ -85,7 +74,8 @@ struct TotalKernel {
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
-    const double total = TotalOfGranules(thread, args.sums, args.count, shared.parts);
+    const double total =
+        TotalOfGranules(thread, thread.Index(), args.sums, args.count, shared.parts);
     if (thread.Index() != 0) return;
     *args.total = total;
     // Squares of finite float32 are far from overflowing float64: only non-finite ones make it so.
@@ -96,8 +86,8 @@ struct TotalKernel {
 }  // namespace
 
 LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums) {
-  return LaunchResident<GradSquaresKernel>(
-      stream, BlocksFor(table.granules, GradSquaresKernel::kWarps), {table, sums});
+  return Launch<GradSquaresKernel>(stream, BlocksFor(table.granules, GradSquaresKernel::kGranules),
+                                   {table, sums});
 }
 
 LaunchError LaunchTotal(CudaStream stream, const TotalWork& work) {

@@ -45,14 +45,15 @@ inline double TotalOfGranules(std::span<const double> sums) {
   return total;
 }
 
-// Does the same with the kParts threads of a block, which share `parts`. All must call it; the
-// first of them gets the result.
+// Does the same with kParts threads of a block, of which this is number `index` and which share
+// `parts`. All threads of the block must call it, with sums of their own if there are more; number
+// 0 gets the result.
 template <class Thread>
-THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double* sums,
-                                             uint64_t count, double* parts) {
+THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, uint32_t index,
+                                             const double* sums, uint64_t count, double* parts) {
   constexpr uint32_t kAtOnce = 32;  // reads in flight
   double part = 0;
-  for (uint64_t begin = thread.Index(); begin < count; begin += uint64_t{kParts} * kAtOnce) {
+  for (uint64_t begin = index; begin < count; begin += uint64_t{kParts} * kAtOnce) {
     double read[kAtOnce];
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint64_t i = begin + uint64_t{k} * kParts;
@@ -60,17 +61,16 @@ THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double*
     }
     for (uint32_t k = 0; k < kAtOnce; ++k) part += read[k];
   }
-  parts[thread.Index()] = part;
+  parts[index] = part;
   thread.SyncBlock();
   double total = 0;
-  if (thread.Index() == 0) {
+  if (index == 0) {
     for (uint32_t begin = 0; begin < kParts && begin < count; begin += kAtOnce) {
       double read[kAtOnce];
       for (uint32_t k = 0; k < kAtOnce; ++k) read[k] = begin + k < count ? parts[begin + k] : 0.0;
       for (uint32_t k = 0; k < kAtOnce; ++k) total += read[k];
     }
   }
-  thread.SyncBlock();
   return total;
 }
 

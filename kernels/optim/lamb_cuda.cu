@@ -1,4 +1,5 @@
 #include "kernels/launch/launch.h"
+#include "kernels/launch/pack.h"
 #include "kernels/optim/granule_sums.h"
 #include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_launch.h"
@@ -6,119 +7,125 @@
 namespace thalweg {
 namespace {
 
-// All warps but the last compute the moments of a tile. The last adds up the squares of the
-// previous tile meanwhile: each of its lanes has one sum, whose additions follow each other.
+// A warp has a granule, row after row. A row is 32 adjacent elements, one for each lane, so
+// accesses are of one element, and whole sectors wherever the arrays begin. Of each of its sixteen
+// sums' elements, two lanes have every other one. They exchange them such that the lower lanes add
+// up parameters and the upper ones updates.
 struct LambMomentsKernel {
-  static constexpr uint32_t kWorkers = 256;
-  static constexpr uint32_t kThreads = kWorkers + 32;
-  static constexpr uint32_t kTile = 2 * kWorkers * kQuad;
-  static_assert(kGranule % kTile == 0 && kTile % kChains == 0);
-
-  // The elements of a chain are contiguous, with a gap after them, such that neither writers nor
-  // readers have many conflicts in one bank.
-  static constexpr uint32_t kChainElems = kTile / kChains + 1;
-  struct Squared {
-    float params[kChains * kChainElems];
-    float updates[kChains * kChainElems];
-  };
-  struct Shared {
-    Squared tiles[2];
-  };
+  static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kWarps = kThreads / 32;
+  static constexpr uint32_t kBlocksAtOnce = 4;
+  static constexpr uint32_t kRow = 2 * kChains;
+  static constexpr uint32_t kRows = 4;  // whose reads are in flight together
+  struct Shared {};
   using Args = LambMomentsWork;
 
-  THALWEG_DEVICE static uint32_t SlotOf(uint32_t i) {
-    return i % kChains * kChainElems + i / kChains;
-  }
-
   template <class Thread>
-  THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
     if (*args.step.skip != 0) return;
-    uint32_t tile = 0;
-    ForEachPieceOf(args.step.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
-      const OptimEntry& tensor = args.step.table.entries[piece.tensor];
-      const LambPrepared& prepared = args.step.prepared[piece.tensor];
-      double chain = 0;
-      for (uint64_t first = piece.first; first < piece.last; first += kTile, ++tile) {
-        const uint64_t last = first + kTile < piece.last ? first + kTile : piece.last;
-        Squared& squared = shared.tiles[tile % 2];
-        if (thread.Index() < kWorkers) Work(thread, tensor, prepared, first, last, &squared);
-        thread.SyncBlock();
-        if (thread.Index() < kWorkers || !prepared.is_trusted) continue;
-        if (first % kGranule == 0) chain = 0;
-        chain = AddSquares(thread, squared, static_cast<uint32_t>(last - first), chain);
-        if (last % kGranule != 0 && last != piece.last) continue;
-        const double total = TotalOfChains(thread, chain);
-        const uint64_t granule = piece.granule + (first - piece.first) / kGranule;
-        if (thread.Lane() == 0) args.param_squares[granule] = total;
-        if (thread.Lane() == kChains) args.update_squares[granule] = total;
-      }
+    const OptimTable& table = args.step.table;
+    // The gradients that were read last, for their norm, are still in the cache, so it begins
+    // there.
+    const uint64_t block = thread.Blocks() - 1 - thread.Block();
+    const uint64_t number = block * kWarps + thread.Warp();
+    if (number >= table.granules) return;
+    const Granule granule = GranuleAt(table, number);
+    const OptimEntry& tensor = table.entries[granule.tensor];
+    const LambPrepared& prepared = args.step.prepared[granule.tensor];
+    const void* const params = ElementAt(tensor.param, tensor.param_type, granule.first);
+    const void* const grads = ElementAt(tensor.grad, tensor.grad_type, granule.first);
+    float* const moments[2] = {tensor.states[0] + granule.first, tensor.states[1] + granule.first};
+    double sum = 0;
+    WithElement(tensor.param_type, [&]<class Param>() {
+      WithElement(tensor.grad_type, [&]<class Grad>() {
+        const Arrays<Param, Grad> arrays = {static_cast<const typename Param::Bits*>(params),
+                                            static_cast<const typename Grad::Bits*>(grads),
+                                            {moments[0], moments[1]}};
+        sum = Moments(thread, arrays, prepared.factors, granule.count);
+      });
     });
+    if (!prepared.is_trusted) return;
+    const double total = TotalOfChains(thread, sum);
+    if (thread.Lane() == 0) args.param_squares[number] = total;
+    if (thread.Lane() == kChains) args.update_squares[number] = total;
   }
 
-  template <class Thread>
-  THALWEG_DEVICE static void Work(const Thread& thread, const OptimEntry& tensor,
-                                  const LambPrepared& prepared, uint64_t first, uint64_t last,
-                                  Squared* squared) {
-    ForEachPlace<false>(
-        thread.Index(), kWorkers, tensor.head, first, last,
-        [&]<bool kPacked>(const ElementPlace& place) {
-          return LoadTensor<kPacked, 2>(tensor, place);
-        },
-        [&]<bool kPacked>(const ElementPlace& place, const LoadedTensor<2>& loaded) {
-          float params[kQuad];
-          float updates[kQuad];
-          Moments<kPacked>(tensor, prepared.factors, place, loaded, params, updates);
-          if (!prepared.is_trusted) return;
-          for (uint32_t e = 0; e < kQuad; ++e) {
-            if (e >= place.count) continue;
-            const uint32_t slot = SlotOf(static_cast<uint32_t>(place.At(e) - first));
-            squared->params[slot] = params[e];
-            squared->updates[slot] = updates[e];
-          }
-        });
-  }
+  // The arrays of a granule, or of a lane, which has every kRow-th element.
+  template <class Param, class Grad>
+  struct Arrays {
+    const typename Param::Bits* params;
+    const typename Grad::Bits* grads;
+    float* moments[2];
+  };
 
-  template <bool kPacked>
-  THALWEG_DEVICE static void Moments(const OptimEntry& tensor, const LambFactors& factors,
-                                     const ElementPlace& place, const LoadedTensor<2>& loaded,
-                                     float* params, float* updates) {
-    constexpr ElementType kState = ElementType::kFp32;
-    float grads[kQuad];
-    float moments[2][kQuad];
-    for (int k = 0; k < 2; ++k) Widen<kPacked>(loaded.states[k], kState, moments[k]);
-    Widen<kPacked>(loaded.param, tensor.param_type, params);
-    Widen<kPacked>(loaded.grad, tensor.grad_type, grads);
-    for (uint32_t e = 0; e < kQuad; ++e) {
-      LambMoments(factors, params[e], grads[e], &moments[0][e], &moments[1][e]);
-      updates[e] = LambUpdate(factors, params[e], moments[0][e], moments[1][e]);
+  // Returns this lane's sum.
+  template <class Param, class Grad, class Thread>
+  THALWEG_DEVICE static double Moments(const Thread& thread, const Arrays<Param, Grad>& arrays,
+                                       const LambFactors factors, uint32_t count) {
+    const uint32_t lane = thread.Lane();
+    const Arrays<Param, Grad> own = {arrays.params + lane,
+                                     arrays.grads + lane,
+                                     {arrays.moments[0] + lane, arrays.moments[1] + lane}};
+    double sum = 0;
+    uint32_t at = 0;
+    for (; at + kRows * kRow <= count; at += kRows * kRow) {
+      sum = Rows<true>(thread, own, factors, at, count, sum);
     }
-    for (int k = 0; k < 2; ++k) Store<kPacked>(moments[k], kState, place, tensor.states[k]);
+    // Of the last rows, some lanes may have less than others.
+    const uint32_t left = count > lane ? count - lane : 0;
+    if (at < count) sum = Rows<false>(thread, own, factors, at, left, sum);
+    return sum;
   }
 
-  // Adds to this lane's sum its part of the first `count` elements of a tile: the lower lanes have
-  // the parameters' sums, the upper ones the updates'.
-  template <class Thread>
-  THALWEG_DEVICE static double AddSquares(const Thread& thread, const Squared& squared,
-                                          uint32_t count, double sum) {
-    constexpr uint32_t kAtOnce = 16;  // reads in flight
-    const uint32_t chain = thread.Lane() % kChains;
-    const float* const values =
-        (thread.Lane() < kChains ? squared.params : squared.updates) + chain * kChainElems;
-    const uint32_t own = (count + kChains - 1 - chain) / kChains;
-    for (uint32_t begin = 0; begin < own; begin += kAtOnce) {
-      float read[kAtOnce];
-      for (uint32_t k = 0; k < kAtOnce; ++k) read[k] = begin + k < own ? values[begin + k] : 0.0f;
-      for (uint32_t k = 0; k < kAtOnce; ++k) sum = AddSquare(read[k], sum);
+  // Does kRows rows from element `at` of the granule on; unless kWhole, `count` may end them.
+  template <bool kWhole, class Param, class Grad, class Thread>
+  THALWEG_DEVICE static double Rows(const Thread& thread, const Arrays<Param, Grad>& own,
+                                    const LambFactors& factors, uint32_t at, uint32_t count,
+                                    double sum) {
+    const auto has = [&](uint32_t row) { return kWhole || at + row * kRow < count; };
+    typename Param::Bits params[kRows];
+    typename Grad::Bits grads[kRows];
+    float moments[2][kRows];
+    for (uint32_t r = 0; r < kRows; ++r) {
+      params[r] = has(r) ? LoadOne(&own.params[at + r * kRow]) : 0;
+    }
+    for (uint32_t r = 0; r < kRows; ++r) {
+      grads[r] = has(r) ? LoadOne(&own.grads[at + r * kRow]) : 0;
+    }
+    for (int k = 0; k < 2; ++k) {
+      for (uint32_t r = 0; r < kRows; ++r) {
+        moments[k][r] = has(r) ? LoadOne(&own.moments[k][at + r * kRow]) : 0;
+      }
+    }
+    for (uint32_t r = 0; r < kRows; ++r) {
+      const float param = Param::Widen(params[r]);
+      LambMoments(factors, param, Grad::Widen(grads[r]), &moments[0][r], &moments[1][r]);
+      const float update = LambUpdate(factors, param, moments[0][r], moments[1][r]);
+      if (has(r)) {
+        for (int k = 0; k < 2; ++k) StoreOne(moments[k][r], &own.moments[k][at + r * kRow]);
+      }
+      sum = AddSquares(thread, param, has(r) ? update : 0, sum);
     }
     return sum;
   }
+
+  // Adds the squares of a row to the sums of its lanes, in the order of its elements.
+  template <class Thread>
+  THALWEG_DEVICE static double AddSquares(const Thread& thread, float param, float update,
+                                          double sum) {
+    const bool is_lower = thread.Lane() < kChains;
+    const float others = thread.ShuffleXor(is_lower ? update : param, kChains);
+    sum = AddSquare(is_lower ? param : others, sum);
+    return AddSquare(is_lower ? others : update, sum);
+  }
 };
 
-// This kernel has a block for each tensor.
+// This kernel has a block for each tensor. Half of its threads add up parameters, half updates.
 struct TrustKernel {
-  static constexpr uint32_t kThreads = kParts;
+  static constexpr uint32_t kThreads = 2 * kParts;
   struct Shared {
-    double parts[kParts];
+    double parts[2][kParts];
+    double updates;
   };
   using Args = TrustWork;
 
@@ -126,57 +133,49 @@ struct TrustKernel {
   THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
     LambPrepared& prepared = args.prepared[thread.Block()];
     if (*args.skip != 0 || !prepared.is_trusted) return;
-    const FlatEntry& flat = args.table.entries[thread.Block()].flat;
-    const uint64_t count = GranulesOf(flat.elems);
-    const double params =
-        TotalOfGranules(thread, args.param_squares + flat.first_granule, count, shared.parts);
-    const double updates =
-        TotalOfGranules(thread, args.update_squares + flat.first_granule, count, shared.parts);
-    if (thread.Index() == 0) prepared.rate = TrustedRate(prepared.rate, params, updates);
+    const OptimEntry& tensor = args.table.entries[thread.Block()];
+    const uint32_t half = thread.Index() / kParts;
+    const double* const sums = half == 0 ? args.param_squares : args.update_squares;
+    const double total =
+        TotalOfGranules(thread, thread.Index() % kParts, sums + tensor.first_granule,
+                        GranulesOf(tensor.elems), shared.parts[half]);
+    if (thread.Index() == kParts) shared.updates = total;
+    thread.SyncBlock();
+    if (thread.Index() == 0) prepared.rate = TrustedRate(prepared.rate, total, shared.updates);
   }
 };
 
+// A block has a granule. It begins with those whose moments were computed last, as they may still
+// be in the cache.
 struct LambStepKernel {
   static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kBlocksAtOnce = 5;
   struct Shared {};
   using Args = StepWork<LambPrepared>;
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
     if (*args.skip != 0) return;
-    ForEachPieceOf(args.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
-      const OptimEntry tensor = args.table.entries[piece.tensor];
-      const LambPrepared prepared = args.prepared[piece.tensor];
-      ForEachPlace<false>(
-          thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-          [&]<bool kPacked>(const ElementPlace& place) { return Read<kPacked>(tensor, place); },
-          [&]<bool kPacked>(const ElementPlace& place, const Loaded& loaded) {
-            Step<kPacked>(tensor, prepared, place, loaded);
-          });
-    });
-  }
-
-  struct Loaded {
-    Quad param;
-    Quad states[2];
-  };
-
-  template <bool kPacked>
-  THALWEG_DEVICE static Loaded Read(const OptimEntry& tensor, const ElementPlace& place) {
-    return {Load<kPacked>(tensor.param, tensor.param_type, place),
-            {Load<kPacked>(tensor.states[0], ElementType::kFp32, place),
-             Load<kPacked>(tensor.states[1], ElementType::kFp32, place)}};
+    const Granule granule = GranuleAt(args.table, thread.Block());
+    const OptimEntry tensor = args.table.entries[granule.tensor];
+    const LambPrepared prepared = args.prepared[granule.tensor];
+    ForEachPlace(
+        thread.Index(), kThreads, tensor.head, granule,
+        [&]<bool kPacked>(const ElementPlace& place) { Step<kPacked>(tensor, prepared, place); });
   }
 
   template <bool kPacked>
   THALWEG_DEVICE static void Step(const OptimEntry& tensor, const LambPrepared& prepared,
-                                  const ElementPlace& place, const Loaded& loaded) {
+                                  const ElementPlace& place) {
+    constexpr ElementType kState = ElementType::kFp32;
+    const Quad param = Load<kPacked>(tensor.param, tensor.param_type, place);
+    const Quad first = Load<kPacked>(tensor.states[0], kState, place);
+    const Quad second = Load<kPacked>(tensor.states[1], kState, place);
     float params[kQuad];
     float moments[2][kQuad];
-    for (int k = 0; k < 2; ++k) {
-      Widen<kPacked>(loaded.states[k], ElementType::kFp32, moments[k]);
-    }
-    Widen<kPacked>(loaded.param, tensor.param_type, params);
+    Widen<kPacked>(param, tensor.param_type, params);
+    Widen<kPacked>(first, kState, moments[0]);
+    Widen<kPacked>(second, kState, moments[1]);
     for (uint32_t e = 0; e < kQuad; ++e) {
       const float update = LambUpdate(prepared.factors, params[e], moments[0][e], moments[1][e]);
       params[e] = LambStep(prepared.rate, params[e], update);
@@ -188,7 +187,8 @@ struct LambStepKernel {
 }  // namespace
 
 LaunchError LaunchLambMoments(CudaStream stream, const LambMomentsWork& work) {
-  return LaunchResident<LambMomentsKernel>(stream, work.step.table.granules, work);
+  return Launch<LambMomentsKernel>(
+      stream, BlocksFor(work.step.table.granules, LambMomentsKernel::kWarps), work);
 }
 
 LaunchError LaunchTrust(CudaStream stream, const TrustWork& work) {
@@ -196,7 +196,7 @@ LaunchError LaunchTrust(CudaStream stream, const TrustWork& work) {
 }
 
 LaunchError LaunchLambStep(CudaStream stream, const StepWork<LambPrepared>& work) {
-  return LaunchResident<LambStepKernel>(stream, work.table.granules, work);
+  return Launch<LambStepKernel>(stream, work.table.granules, work);
 }
 
 }  // namespace thalweg

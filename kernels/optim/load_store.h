@@ -2,6 +2,7 @@
 // time, of types that are known only at run time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cast/element.h"
@@ -10,6 +11,24 @@
 #include "kernels/optim/place.h"
 
 namespace thalweg {
+
+// Calls visit.operator()<Element>() for an element type.
+template <class Visit>
+THALWEG_DEVICE inline void WithElement(ElementType type, const Visit& visit) {
+  if (type == ElementType::kFp32) {
+    visit.template operator()<Fp32>();
+  } else if (type == ElementType::kFp16) {
+    visit.template operator()<Fp16>();
+  } else {
+    visit.template operator()<BFloat16>();
+  }
+}
+
+// Returns where an element of an array lies.
+THALWEG_DEVICE inline const void* ElementAt(const void* array, ElementType type, uint64_t number) {
+  const uint64_t bytes = type == ElementType::kFp32 ? 4 : 2;
+  return static_cast<const std::byte*>(array) + number * bytes;
+}
 
 // A Quad holds the elements as they were read: for a packed place of 16 bits, two in each of two
 // words; else one in each. Widen() is separate, so that reads of several arrays are in flight
@@ -37,26 +56,6 @@ THALWEG_DEVICE inline Quad Load(const void* array, ElementType type, const Eleme
     }
   }
   return quad;
-}
-
-// LoadedTensor is what a step reads of a tensor at a place.
-template <int kStates>
-struct LoadedTensor {
-  Quad param;
-  Quad grad;
-  Quad states[kStates > 0 ? kStates : 1];
-};
-
-template <bool kPacked, int kStates>
-THALWEG_DEVICE inline LoadedTensor<kStates> LoadTensor(const OptimEntry& tensor,
-                                                       const ElementPlace& place) {
-  LoadedTensor<kStates> loaded;
-  loaded.param = Load<kPacked>(tensor.param, tensor.param_type, place);
-  loaded.grad = Load<kPacked>(tensor.grad, tensor.grad_type, place);
-  for (int k = 0; k < kStates; ++k) {
-    loaded.states[k] = Load<kPacked>(tensor.states[k], ElementType::kFp32, place);
-  }
-  return loaded;
 }
 
 template <bool kPacked>

@@ -38,8 +38,7 @@ absl::Status CheckMoments(const OptimPlan& plan, const char* name) {
 template <class Prepared>
 struct View {
   View(const OptimPlan& plan, const OptimMemory& memory)
-      : table{reinterpret_cast<const OptimEntry*>(memory.table), plan.tensors(), plan.size(),
-              plan.granules()},
+      : table{reinterpret_cast<const OptimEntry*>(memory.table), plan.tensors(), plan.granules()},
         param_squares(reinterpret_cast<double*>(memory.workspace.data())),
         update_squares(param_squares + plan.granules()),
         skip(reinterpret_cast<uint32_t*>(update_squares + plan.granules())),

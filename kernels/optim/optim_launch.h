@@ -17,9 +17,11 @@ enum class ElementType : uint8_t { kFp32, kFp16, kBFloat16 };
 // Marks tensors whose arrays lie at different distances from multiples of 16 bytes.
 inline constexpr uint8_t kNoPacks = 0xff;
 
-// A plan's table has one entry for each tensor.
+// A plan's table has one entry for each tensor. Granules of all tensors are numbered one after the
+// other.
 struct alignas(16) OptimEntry {
-  FlatEntry flat;
+  uint64_t first_granule;
+  uint64_t elems;
   void* param;
   const void* grad;
   float* states[3];
@@ -35,18 +37,34 @@ struct alignas(16) OptimEntry {
 struct OptimTable {
   const OptimEntry* entries = nullptr;
   uint64_t count = 0;
-  uint64_t size = 0;  // of the flat index
   uint64_t granules = 0;
 };
 
-// Calls visit(const FlatPiece&) for the granules of number `sharer` of `sharers`; all have equally
-// many bytes.
-template <class Visit>
-THALWEG_DEVICE inline void ForEachPieceOf(const OptimTable& table, uint64_t sharer,
-                                          uint64_t sharers, const Visit& visit) {
-  const OptimEntry* const entries = table.entries;
-  ForEachPiece([entries](size_t i) -> const FlatEntry& { return entries[i].flat; }, table.count,
-               table.size* sharer / sharers, table.size * (sharer + 1) / sharers, visit);
+// A Granule is `count` elements, at most kGranule, of tensor number `tensor` from `first` on.
+struct Granule {
+  uint64_t tensor;
+  uint64_t first;
+  uint32_t count;
+};
+
+// Returns a granule by its number among those of all tensors, which must be below table.granules.
+THALWEG_DEVICE inline Granule GranuleAt(const OptimTable& table, uint64_t number) {
+  uint64_t low = 0;
+  uint64_t high = table.count;
+  // Of tensors without elements and the one behind them, which begin with the same number, the last
+  // is wanted.
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (table.entries[middle].first_granule <= number) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const OptimEntry& tensor = table.entries[low];
+  const uint64_t first = (number - tensor.first_granule) * kGranule;
+  const uint64_t left = tensor.elems - first;
+  return {low, first, static_cast<uint32_t>(left < kGranule ? left : kGranule)};
 }
 
 // LambPrepared is a tensor's data for LAMB's phases.

@@ -15,10 +15,6 @@ namespace {
 // This makes tables of equal tensors equal bytes.
 static_assert(std::has_unique_object_representations_v<OptimEntry>);
 
-// A smaller tensor takes a block as long as this many elements would, because the reads of one
-// tensor end before those of the next begin.
-constexpr uint64_t kLeastElems = 1024;
-
 struct Array {
   const char* name;
   const void* data;
@@ -98,9 +94,9 @@ absl::StatusOr<OptimPlan> OptimPlan::Make(std::span<const DeviceTensor> tensors)
 }
 
 void OptimPlan::Add(const DeviceTensor& tensor) {
-  const uint64_t bytes = StepBytes(tensor);
   OptimEntry entry = {};
-  entry.flat = {size_, granules_, tensor.elems, bytes * kGranule};
+  entry.first_granule = granules_;
+  entry.elems = tensor.elems;
   entry.param = tensor.param;
   entry.grad = tensor.grad;
   std::copy(std::begin(tensor.states), std::end(tensor.states), entry.states);
@@ -115,7 +111,6 @@ void OptimPlan::Add(const DeviceTensor& tensor) {
   table_.resize(before + sizeof(entry));
   std::memcpy(table_.data() + before, &entry, sizeof(entry));
   ++tensors_;
-  size_ += std::max(tensor.elems, kLeastElems) * bytes;
   granules_ += GranulesOf(tensor.elems);
   if (tensor.elems > 0) states_ = std::min(states_, StatesOf(tensor));
   counts_steps_ = counts_steps_ && tensor.step != nullptr;

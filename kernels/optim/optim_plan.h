@@ -39,7 +39,6 @@ class OptimPlan {
 
   // These are for kernels/optim.
   uint64_t tensors() const { return tensors_; }
-  uint64_t size() const { return size_; }  // of the flat index
   uint64_t granules() const { return granules_; }
 
  private:
@@ -48,7 +47,6 @@ class OptimPlan {
 
   std::vector<std::byte> table_;
   uint64_t tensors_ = 0;
-  uint64_t size_ = 0;
   uint64_t granules_ = 0;
   uint32_t states_ = 3;
   bool counts_steps_ = true;

@@ -1,5 +1,7 @@
 // These tests cover a step's factors: norms, scales, factors, and the plan that says where things
 // lie.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -75,10 +77,10 @@ TEST_F(GradSquaresCudaTest, MoreGranulesThanThreadsAreAddedInOneOrder) {
   EXPECT_EQ(Find(twins).squares, OnHost(twins));
 }
 
-TEST_F(GradSquaresCudaTest, WarpsWithSeveralGranulesOfATensorKeepTheirSumsApart) {
+TEST_F(GradSquaresCudaTest, WarpsKeepTheSumsOfTheirGranulesApart) {
   std::mt19937_64 random(6);
   std::vector<TwinTensor> twins;
-  // Each warp of the emulator has an odd number of granules, and there is a short one at the end.
+  // The last warp has one granule, a short one.
   twins.emplace_back(TensorKind{.elems = 3 * 24 * kGranule + 5}, 0, random);
   EXPECT_EQ(Find(twins).squares, OnHost(twins));
 }
@@ -167,27 +169,23 @@ TEST(OptimFactorsTest, TrustRatioIsOneWhereANormIsZero) {
   EXPECT_EQ(TrustedRate(0.5f, 4, 0), 0.5f);
 }
 
-TEST(ForEachPlaceTest, EveryElementIsVisitedOnceEitherWayAlsoBeyond32Bits) {
-  for (const uint64_t base : {uint64_t{0}, uint64_t{1} << 33}) {
-    for (const uint64_t elems : {1, 7, 8, 15, 16, 23, 300, 4096}) {
+TEST(ForEachPlaceTest, EveryElementIsVisitedOnceAlsoBeyond32Bits) {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{1} << 33}) {
+    for (const uint32_t elems : {1, 7, 8, 15, 16, 23, 300, 4096}) {
       for (const uint8_t head : {uint8_t{0}, uint8_t{3}, uint8_t{7}, kNoPacks}) {
         std::vector<int> visits(elems);
-        uint64_t packed = 0;
+        uint32_t packed = 0;
         for (uint32_t index = 0; index < 32; ++index) {
-          const auto load = []<bool kPacked>(const ElementPlace& place) { return place.first; };
-          const auto use = [&]<bool kPacked>(const ElementPlace& place, uint64_t loaded) {
-            EXPECT_EQ(loaded, place.first);
-            for (uint32_t e = 0; e < place.count; ++e) ++visits.at(place.At(e) - base);
+          const auto visit = [&]<bool kPacked>(const ElementPlace& place) {
+            for (uint32_t e = 0; e < place.count; ++e) ++visits.at(place.At(e) - first);
             if (!kPacked) return;
             packed += place.count;
-            EXPECT_EQ((place.first - base) % kQuad, head % kQuad);
+            EXPECT_EQ((place.first - first) % kQuad, head % kQuad);
           };
-          ForEachPlace<false>(index, 32, head, base, base + elems, load, use);
-          ForEachPlace<true>(index, 32, head, base, base + elems, load, use);
+          ForEachPlace(index, 32, head, {0, first, elems}, visit);
         }
-        EXPECT_EQ(visits, std::vector<int>(elems, 2)) << elems << ", head " << int{head};
-        EXPECT_EQ(packed,
-                  head == kNoPacks || head > elems ? 0 : (elems - head) / kQuad * kQuad * 2);
+        EXPECT_EQ(visits, std::vector<int>(elems, 1)) << elems << ", head " << int{head};
+        EXPECT_EQ(packed, head == kNoPacks || head > elems ? 0 : (elems - head) / kQuad * kQuad);
       }
     }
   }
@@ -234,17 +232,29 @@ TEST(OptimPlanTest, TensorsWithoutElementsNeedNoStates) {
   EXPECT_EQ(OptimPlan::Make(tensors)->states(), 2);
 }
 
-TEST(OptimPlanTest, SmallTensorsHaveTheShareOfTheirTime) {
-  std::vector<float> array(2048);
-  const auto size = [&](uint64_t elems) {
-    DeviceTensor tensor;
+TEST(OptimPlanTest, GranulesOfAllTensorsAreFoundByNumber) {
+  std::vector<float> array(3 * kGranule);
+  std::vector<DeviceTensor> tensors;
+  std::vector<std::array<uint64_t, 3>> expected;
+  for (const uint64_t elems : {uint64_t{0}, uint64_t{1}, 2 * kGranule + 1, uint64_t{0}, uint64_t{0},
+                               kGranule, uint64_t{7}, uint64_t{0}}) {
+    for (uint64_t first = 0; first < elems; first += kGranule) {
+      expected.push_back({tensors.size(), first, std::min(kGranule, elems - first)});
+    }
+    DeviceTensor& tensor = tensors.emplace_back();
     tensor.elems = elems;
     tensor.param = array.data();
     tensor.grad = array.data();
-    return OptimPlan::Make({&tensor, 1})->size();
-  };
-  EXPECT_EQ(size(1), size(1024));
-  EXPECT_EQ(size(2048), 2 * size(1024));
+  }
+  const OptimPlan plan = OptimPlan::Make(tensors).value();
+  ASSERT_EQ(plan.granules(), expected.size());
+  const OptimTable table = {reinterpret_cast<const OptimEntry*>(plan.table().data()),
+                            plan.tensors(), plan.granules()};
+  for (uint64_t number = 0; number < expected.size(); ++number) {
+    const Granule granule = GranuleAt(table, number);
+    EXPECT_EQ(expected[number],
+              (std::array<uint64_t, 3>{granule.tensor, granule.first, granule.count}));
+  }
 }
 
 TEST(OptimPlanTest, RefusesWhatKernelsCannotRead) {

@@ -5,11 +5,12 @@
 namespace thalweg {
 namespace {
 
-// A rule says how many states a tensor has at least, whether it may have one more, and how an
-// element changes. It returns the new parameter.
+// A rule says how many states a tensor has at least, whether it may have one more, how many blocks
+// a multiprocessor has registers for, and how an element changes. It returns the new parameter.
 
 struct AdamRule {
   using Factors = AdamFactors;
+  static constexpr uint32_t kBlocksAtOnce = 4;
   static constexpr int kStates = 2;
 
   template <int kHas>
@@ -21,6 +22,7 @@ struct AdamRule {
 
 struct SgdRule {
   using Factors = SgdFactors;
+  static constexpr uint32_t kBlocksAtOnce = 5;
   static constexpr int kStates = 0;
 
   template <int kHas>
@@ -30,55 +32,54 @@ struct SgdRule {
   }
 };
 
-// Types are checked once for four elements rather than being template parameters: one launch has
-// tensors of all kinds.
+// A block has a granule. Types are checked once for four elements rather than being template
+// parameters: one launch has tensors of all kinds.
 template <class Rule>
 struct StepKernel {
   static constexpr uint32_t kThreads = 256;
-  static constexpr uint32_t kBlocksAtOnce = 3;
+  static constexpr uint32_t kBlocksAtOnce = Rule::kBlocksAtOnce;
   struct Shared {};
   using Args = StepWork<typename Rule::Factors>;
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
     if (*args.skip != 0) return;
-    ForEachPieceOf(args.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
-      const OptimEntry& tensor = args.table.entries[piece.tensor];
-      const auto& factors = args.prepared[piece.tensor];
-      if (tensor.states[Rule::kStates] != nullptr) {
-        Walk<Rule::kStates + 1>(thread, tensor, factors, piece);
-      } else {
-        Walk<Rule::kStates>(thread, tensor, factors, piece);
-      }
-    });
+    const Granule granule = GranuleAt(args.table, thread.Block());
+    if (args.table.entries[granule.tensor].states[Rule::kStates] != nullptr) {
+      StepGranule<Rule::kStates + 1>(thread, args, granule);
+    } else {
+      StepGranule<Rule::kStates>(thread, args, granule);
+    }
   }
 
-  // They are copies, because stores through the pointers in them could change the originals.
   template <int kHas, class Thread>
-  THALWEG_DEVICE static void Walk(const Thread& thread, const OptimEntry tensor,
-                                  const typename Rule::Factors factors, const FlatPiece& piece) {
-    ForEachPlace<true>(
-        thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-        [&]<bool kPacked>(const ElementPlace& place) {
-          return LoadTensor<kPacked, kHas>(tensor, place);
-        },
-        [&]<bool kPacked>(const ElementPlace& place, const LoadedTensor<kHas>& loaded) {
-          StepQuad<kHas, kPacked>(tensor, factors, place, loaded);
-        });
+  THALWEG_DEVICE static void StepGranule(const Thread& thread, const Args& args,
+                                         const Granule& granule) {
+    // These are copies, because stores through the pointers in them could change the originals.
+    const OptimEntry tensor = args.table.entries[granule.tensor];
+    const typename Rule::Factors factors = args.prepared[granule.tensor];
+    ForEachPlace(thread.Index(), kThreads, tensor.head, granule,
+                 [&]<bool kPacked>(const ElementPlace& place) {
+                   StepQuad<kHas, kPacked>(tensor, factors, place);
+                 });
   }
 
   template <int kHas, bool kPacked>
   THALWEG_DEVICE static void StepQuad(const OptimEntry& tensor,
                                       const typename Rule::Factors& factors,
-                                      const ElementPlace& place, const LoadedTensor<kHas>& loaded) {
-    float states[3][kQuad];
+                                      const ElementPlace& place) {
+    const Quad param = Load<kPacked>(tensor.param, tensor.param_type, place);
+    const Quad grad = Load<kPacked>(tensor.grad, tensor.grad_type, place);
+    Quad loaded[kHas > 0 ? kHas : 1];
     for (int k = 0; k < kHas; ++k) {
-      Widen<kPacked>(loaded.states[k], ElementType::kFp32, states[k]);
+      loaded[k] = Load<kPacked>(tensor.states[k], ElementType::kFp32, place);
     }
+    float states[3][kQuad];
+    for (int k = 0; k < kHas; ++k) Widen<kPacked>(loaded[k], ElementType::kFp32, states[k]);
     float params[kQuad];
     float grads[kQuad];
-    Widen<kPacked>(loaded.param, tensor.param_type, params);
-    Widen<kPacked>(loaded.grad, tensor.grad_type, grads);
+    Widen<kPacked>(param, tensor.param_type, params);
+    Widen<kPacked>(grad, tensor.grad_type, grads);
     for (uint32_t e = 0; e < kQuad; ++e) {
       params[e] = Rule::template Step<kHas>(factors, params[e], grads[e], &states[0][e],
                                             &states[1][e], &states[2][e]);
@@ -92,7 +93,7 @@ struct StepKernel {
 
 template <class Rule>
 LaunchError LaunchStep(CudaStream stream, const StepWork<typename Rule::Factors>& work) {
-  return LaunchResident<StepKernel<Rule>>(stream, work.table.granules, work);
+  return Launch<StepKernel<Rule>>(stream, work.table.granules, work);
 }
 
 }  // namespace
