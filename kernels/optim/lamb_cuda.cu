@@ -149,7 +149,7 @@ struct TrustKernel {
 // be in the cache.
 struct LambStepKernel {
   static constexpr uint32_t kThreads = 256;
-  static constexpr uint32_t kBlocksAtOnce = 5;
+  static constexpr uint32_t kBlocksAtOnce = 6;
   struct Shared {};
   using Args = StepWork<LambPrepared>;
 

@@ -115,7 +115,8 @@ struct EncodeInt8Kernel {
 // A block's codes are few bytes, so a warp reads those of several blocks before it writes.
 struct DecodeInt8Kernel {
   static constexpr uint32_t kThreads = kBlockKernelThreads;
-  static constexpr uint32_t kPerWarp = 4;
+  static constexpr uint32_t kBlocksAtOnce = 8;
+  static constexpr uint32_t kPerWarp = 2;
   struct Shared {};
   struct Args {
     BlockDecoding work;
