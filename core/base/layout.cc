@@ -99,6 +99,9 @@ ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uin
   constexpr uint64_t kEdgeFraction = 4;
   // bytes; in smaller chunks the work per chunk outweighs the gain
   constexpr uint64_t kSmallest = 16 << 10;
+  if (const auto lossy = FindLossy(wire); lossy && lossy->chunk_elems > 0) {
+    return {total_elems, lossy->chunk_elems};
+  }
   const uint64_t scale = ChunkScale(wire);
   const uint64_t smallest = scale * kSmallest;
   // The unit in bytes is a cache line, or whole blocks of every lossy format.

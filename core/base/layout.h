@@ -77,7 +77,8 @@ struct ChunkPlan {
   // smaller chunks: each shard should have some, so that all links work and the first results
   // return while the last shares are in flight. In a lossy format chunks hold more elements, so
   // that as much crosses the wire: chunk_bytes is multiplied by LossyTraits::chunk_scale, up to
-  // kMaxChunkBytes. All dense formats have the same plan.
+  // kMaxChunkBytes, or all chunks have LossyTraits::chunk_elems. All dense formats have the same
+  // plan.
   static ChunkPlan For(uint64_t total_elems, DType dtype, WireFormat wire, uint64_t chunk_bytes,
                        uint32_t num_shards);
 

@@ -118,12 +118,10 @@ TEST(ChunkPlanSizeTest, LossyChunksAreLargerSoThatAsMuchCrossesTheWire) {
     return 4 * ChunkPlan::For(elems, DType::kFloat32, wire, bytes, 4).chunk_elems;
   };
   constexpr uint64_t kLarge = 100 << 20;
-  for (WireFormat wire : {WireFormat::kOneBit, WireFormat::kTopK}) {
-    EXPECT_EQ(chunk_bytes(wire, kLarge, 64 << 10), 1u << 20);
-    EXPECT_EQ(chunk_bytes(wire, kLarge, 1 << 20), 4u << 20);
-    EXPECT_EQ(chunk_bytes(wire, 1000, 1 << 20), 256u << 10);
-    EXPECT_EQ(chunk_bytes(wire, 1000, 4096), 64u << 10);
-  }
+  EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, kLarge, 64 << 10), 1u << 20);
+  EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, kLarge, 1 << 20), 4u << 20);
+  EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, 1000, 1 << 20), 256u << 10);
+  EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, 1000, 4096), 64u << 10);
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 64 << 10), 256u << 10);
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 2 << 20), 4u << 20);
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, 1000, 1 << 20), 64u << 10);
@@ -131,6 +129,20 @@ TEST(ChunkPlanSizeTest, LossyChunksAreLargerSoThatAsMuchCrossesTheWire) {
   EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, kLarge, 8 << 20), 8u << 20);
   for (WireFormat wire : {WireFormat::kFloat16, WireFormat::kFloat64}) {
     EXPECT_EQ(chunk_bytes(wire, kLarge, 64 << 10), 64u << 10);
+  }
+}
+
+// Its largest values are chosen in each chunk, and flows follow measured links.
+TEST(ChunkPlanSizeTest, ChunksOfTopKAreTheSameForAllFlowsAndShards) {
+  for (uint64_t total : {uint64_t{1}, uint64_t{100'001}, uint64_t{10'000'019}}) {
+    for (uint64_t chunk_bytes : {kMinChunkBytes, uint64_t{100'000}, kMaxChunkBytes}) {
+      for (uint32_t shards : {1u, 3u, 8u}) {
+        const ChunkPlan plan =
+            ChunkPlan::For(total, DType::kFloat32, WireFormat::kTopK, chunk_bytes, shards);
+        ASSERT_EQ(plan.Count(), (total + (1 << 19) - 1) >> 19);
+        for (uint32_t c = 0; c < plan.Count(); ++c) ASSERT_EQ(plan.Begin(c), uint64_t{c} << 19);
+      }
+    }
   }
 }
 

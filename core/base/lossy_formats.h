@@ -19,9 +19,10 @@
          .has_shard_residual = true)
 
 // All formats.
-#define THALWEG_LOSSY_FORMATS(FORMAT) \
-  THALWEG_BLOCK_FORMATS(FORMAT)       \
-  FORMAT(TopK, 18, "topk", .min_bytes = 4, .elem_bits = 40, .chunk_scale = 16, .takes_ratio = true)
+#define THALWEG_LOSSY_FORMATS(FORMAT)                                               \
+  THALWEG_BLOCK_FORMATS(FORMAT)                                                     \
+  FORMAT(TopK, 18, "topk", .min_bytes = 4, .elem_bits = 40, .chunk_elems = 1 << 19, \
+         .takes_ratio = true)
 
 namespace thalweg {
 
@@ -53,6 +54,9 @@ struct LossyTraits {
   uint32_t elem_bits = 0;  // at most
   // A chunk has this many times the elements of a dense chunk, so that as many bytes cross.
   uint32_t chunk_scale = 1;
+  // Where what crosses depends on how chunks are cut, they have this many elements on all links and
+  // with any number of shards, so that results are the same; 0: it does not.
+  uint64_t chunk_elems = 0;
   bool has_shard_residual = false;  // encoding a mean loses something
   bool takes_ratio = false;         // what share of the elements crosses is for the user to say
 };

@@ -103,9 +103,11 @@ uint64_t Job::MostBytesOfResultLocked() const {
   for (const CodecSpec& codec : spec_.codec.Codecs()) {
     if (codec.kind != CodecKind::kLossy) continue;
     const WireFormat wire = LossyFormat(codec);
-    const uint64_t scaled =
-        std::min(FindLossy(wire)->chunk_scale * plan_.flow().chunk_bytes, kMaxChunkBytes);
-    const uint64_t elems = std::max(plan_.flow().chunk_bytes, scaled) / sizeof(float);
+    const LossyTraits traits = *FindLossy(wire);
+    const uint64_t scaled = std::min(traits.chunk_scale * plan_.flow().chunk_bytes, kMaxChunkBytes);
+    const uint64_t elems = traits.chunk_elems > 0
+                               ? traits.chunk_elems
+                               : std::max(plan_.flow().chunk_bytes, scaled) / sizeof(float);
     most = std::max(most, MaxEncodedBytes(wire, elems));
   }
   return most;

@@ -224,14 +224,15 @@ TEST_F(JobGathersAgainTest, ResultsThatNodesSupplyAreReservedAndNoMoreThanTheirW
 }
 
 TEST_F(JobGathersAgainTest, ResultWithAsManyIndicesAsAChunkCanHaveIsTaken) {
-  constexpr uint64_t kElemsOfChunk = 16 * kMinChunkBytes / sizeof(float);
+  const uint64_t elems_of_chunk = FindLossy(WireFormat::kTopK)->chunk_elems;
+  MemoryBudget memory(8 << 20, metrics_.memory_reserved_bytes);
   for (const bool too_long : {false, true}) {
     JoinRequest first = Request(0, {{{kBucket, {2}}}});
     JoinRequest second = Request(1, {{{kBucket, {1}}}});
     for (JoinRequest* request : {&first, &second}) {
       request->codec = CodecPolicy::Parse("topk:ratio=0.1").value();
     }
-    Job job(first, 8, memory_, metrics_, faults_);
+    Job job(first, 8, memory, metrics_, faults_);
     ASSERT_TRUE(Add(job, first).ok());
     ASSERT_TRUE(Add(job, second).ok());
     const auto terms = TermsOf(job);
@@ -240,11 +241,11 @@ TEST_F(JobGathersAgainTest, ResultWithAsManyIndicesAsAChunkCanHaveIsTaken) {
     result.id = {kBucket, 0, 2};
     result.epoch = terms->epoch;
     result.wire = WireFormat::kTopK;
-    result.elems = too_long ? kElemsOfChunk + 1024 : kElemsOfChunk;
+    result.elems = too_long ? elems_of_chunk + 1024 : elems_of_chunk;
     result.workers = 2;
     const std::vector<std::byte> bytes(MaxEncodedBytes(result.wire, result.elems));
     result.payload = Payload(bytes, nullptr);
-    EXPECT_GE(memory_.reserved(), MaxEncodedBytes(WireFormat::kTopK, kElemsOfChunk));
+    EXPECT_GE(memory.reserved(), MaxEncodedBytes(WireFormat::kTopK, elems_of_chunk));
     EXPECT_EQ(job.Supply(0, result, Now()).ok(), !too_long);
   }
 }

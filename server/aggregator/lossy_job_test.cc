@@ -55,10 +55,11 @@ INSTANTIATE_TEST_SUITE_P(Formats, LossyJobTest, ::testing::ValuesIn(kLossyFormat
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(LossyJobTest, EveryNodeGetsTheDocumentedResultOfEveryChunk) {
-  constexpr uint64_t kElems = 20'000;
+  const uint64_t elems_of_bucket = 20'000 + FindLossy(GetParam())->chunk_elems;
   TestJob job({1, 2, 1});
-  job.Register(kPart, kElems, GetParam());
-  const ChunkPlan plan = ChunkPlan::For(kElems, DType::kFloat32, GetParam(), kMinChunkBytes, 1);
+  job.Register(kPart, elems_of_bucket, GetParam());
+  const ChunkPlan plan =
+      ChunkPlan::For(elems_of_bucket, DType::kFloat32, GetParam(), kMinChunkBytes, 1);
   ASSERT_GT(plan.Count(), 1u);
   std::mt19937_64 random(1);
   std::vector<std::vector<Node>> nodes(3);
@@ -95,7 +96,7 @@ TEST_P(LossyJobTest, EveryNodeGetsTheDocumentedResultOfEveryChunk) {
     }
   }
   const bool fed_back = GetParam() != WireFormat::kTopK;
-  EXPECT_EQ(job.ResidualBytes(), fed_back ? kElems * 4 : 0);
+  EXPECT_EQ(job.ResidualBytes(), fed_back ? elems_of_bucket * 4 : 0);
   EXPECT_EQ(job.HeldBytes(), 0);
 }
 

@@ -181,14 +181,14 @@ TEST(LayoutRegistryTest, LossyFormatsAreForFloat32Alone) {
 TEST(LayoutRegistryTest, LossyContributionMustHaveThePlannedChunksSize) {
   const BucketLayout layout{DType::kFloat32, {{"w", {40'000}}}};
   // A chunk of 4096 bytes holds 1024 elements of fp32, four times as many of int8, 16 times of
-  // onebit.
+  // onebit; topk's are of half a million.
   const struct {
     WireFormat wire;
     uint64_t elems;
     size_t bytes;
   } cases[] = {{WireFormat::kInt8, 4096, 4096 + 4 * 16},
                {WireFormat::kOneBit, 16384, 16384 / 8 + 4 * 16},
-               {WireFormat::kTopK, 16384, 4 + 5 * 16384}};
+               {WireFormat::kTopK, 40'000, 4 + 5 * 40'000}};
   for (const auto& c : cases) {
     LayoutRegistry registry(4096, 1);
     ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, c.wire)).ok());

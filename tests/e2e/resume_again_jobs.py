@@ -6,10 +6,11 @@ import copy
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from digests import digest
 from jobs import job, main, outcome
-from resume_jobs import SAVED_AFTER, Training
+from resume_jobs import SAVED_AFTER, Training, finish, path
 
 from thalweg._job._member import abort_all
 
@@ -40,6 +41,27 @@ def asked_after_loading() -> dict[str, Any]:
     digests = [go_on(None), go_on(state), go_on(asked[0])]
     training.state.close()
     return {"digests": digests, "equal": asked[0] == state}
+
+
+@job
+def by_way_of_one_node() -> dict[str, Any]:
+    """Goes on for two steps on one node, which compresses nothing, and then on both again."""
+    first = Training()
+    straight = first.train(SAVED_AFTER)
+    first.save(path(), state=False)
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        second = Training(group=alone)
+        second.load(path())
+        second.train(2)
+        model, optimizer = second.model.module, second.optimizer
+        saved = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+        torch.save(saved, path())
+        second.state.close()
+    dist.barrier()
+    third = Training()
+    third.load(path())
+    return finish({"straight": straight, "resumed": third.train(3)}, first, third)
 
 
 @job

@@ -34,9 +34,17 @@ def test_ordinary_checkpoint_of_model_and_optimizer_compresses_from_the_next_ste
         assert compressed(result["straight"], whole) == [False] * 4 + [True] * 7
         assert compressed(result["resumed"], whole) == [True] * 3
         assert result["share"] < 0.1  # of the gradients: what nodes hold back is not in it
-        assert result["keys"] == ["param_groups", "state"]
+        assert result["keys"] == ["param_groups", "state", "thalweg"]
     assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
     assert "begins anew" not in said
+
+
+def test_run_on_one_node_in_between_loses_no_step_counts_and_factors(tmp_path):
+    results, said = run("by_way_of_one_node", tmp_path, script="resume_again_jobs.py")
+    for result in results:
+        assert compressed(result["resumed"], result["straight"][0]) == [True] * 3
+    assert said.count("takes along the step counts and factors of codec powersgd:rank=2,start=4") == 1
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
 
 
 def test_worker_that_comes_late_to_its_first_step_is_waited_for(tmp_path):
@@ -119,7 +127,7 @@ def test_ordinary_checkpoint_and_files_of_residuals_go_on_bit_for_bit(tmp_path):
         results, said = run(name, tmp_path)
         for result in results:
             assert result["resumed"] == result["straight"]
-            assert result["keys"] == ["param_groups", "state"]
+            assert result["keys"] == ["param_groups", "state", "thalweg"]
             # Node 1 writes one when it leaves, too. No file is unfinished.
             assert result["files"] == [
                 "11-node1.residuals",

@@ -27,7 +27,9 @@ PLAN = Plan(
 def test_version_is_that_of_cmake(capsys):
     text = (Path(__file__).parents[3] / "CMakeLists.txt").read_text()
     assert main(["version"]) == 0
-    assert capsys.readouterr().out == f"thalweg {thalweg.__version__}\n"
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"thalweg {thalweg.__version__}\n" * 2
     assert f"project(thalweg VERSION {thalweg.__version__} " in text
 
 

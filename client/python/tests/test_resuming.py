@@ -81,6 +81,38 @@ def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():
         assert not any(p in _resuming._loaded for p in model.parameters())
 
 
+def test_what_no_job_goes_on_from_is_saved_again_without_files_that_are_older_by_then(caplog):
+    _resuming.install()
+    _resuming._say_that_it_is_passed_on.cache_clear()
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    optimizer = optim.AdamW([p for model in models for p in model.parameters()])
+    ridings = [
+        RIDING | {"shared": bytes([number]), "residuals": "files", "parameters": parameters}
+        for number, parameters in enumerate(([0, 1], [2, 3]))
+    ]
+    with caplog.at_level("INFO", "thalweg"):
+        optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: ridings})
+        for _ in range(2):
+            saved = optimizer.state_dict()[_resuming.KEY]
+            assert saved == [
+                {key: one[key] for key in one if key != "residuals"} for one in ridings
+            ]
+    assert caplog.text.count("as they were loaded: nothing here goes on from them") == 1
+
+
+def test_checkpoint_before_the_first_step_has_what_was_loaded():
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    optimizer = optim.AdamW(model.parameters())
+    joined(model, RIDING | {"shared": b"step 0"})
+    riding = RIDING | {"residuals": "files", "parameters": [0, 1]}
+    optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: [riding]})
+    assert optimizer.state_dict()[_resuming.KEY] == [riding]
+    for parameter in model.parameters():
+        del _resuming._loaded[parameter]  # as the first step does
+    assert optimizer.state_dict()[_resuming.KEY][0]["shared"] == b"step 0"
+
+
 def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_alone(caplog):
     _resuming.install()
     model = nn.Linear(2, 2)

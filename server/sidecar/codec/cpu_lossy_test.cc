@@ -20,6 +20,9 @@ namespace {
 // Tensors 0, 2 and 3 are compressed: pieces of odd sizes that no chunk, tile or block divides.
 const BucketLayout kBucket{DType::kFloat32,
                            {{"a", {77'003}}, {"plain", {501}}, {"b", {13}}, {"c", {40'961, 3}}}};
+// The same, of several chunks of topk.
+const BucketLayout kLargeBucket{
+    DType::kFloat32, {{"a", {77'003}}, {"plain", {501}}, {"b", {13}}, {"c", {40'961, 40}}}};
 const std::vector<uint32_t> kMembers = {0, 2, 3};
 
 class FloatGradient : public Gradient {
@@ -81,7 +84,7 @@ class LossyNode {
   std::vector<Bytes> sent_;
 };
 
-Floats Random(uint64_t seed, uint64_t elems = kBucket.Elems()) {
+Floats RandomFloats(uint64_t seed, uint64_t elems) {
   std::mt19937_64 rng(seed);
   std::normal_distribution<float> normal;
   Floats values(elems);
@@ -99,8 +102,8 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
   Floats Padded(const Floats& bucket, float padding = 0) const {
     Floats values;
     auto tensor = bucket.begin();
-    for (uint32_t i = 0; i < kBucket.tensors.size(); ++i) {
-      const auto end = tensor + static_cast<ptrdiff_t>(kBucket.tensors[i].Elems());
+    for (uint32_t i = 0; i < bucket_.tensors.size(); ++i) {
+      const auto end = tensor + static_cast<ptrdiff_t>(bucket_.tensors[i].Elems());
       if (i != 1) {
         values.resize((values.size() + unit() - 1) / unit() * unit(), padding);
         values.insert(values.end(), tensor, end);
@@ -111,14 +114,14 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
   }
   // Makes the padding zero.
   void Clear(Floats& padded) const {
-    const Floats belongs = Padded(Floats(kBucket.Elems(), 1.0f));
+    const Floats belongs = Padded(Floats(bucket_.Elems(), 1.0f));
     for (size_t i = 0; i < padded.size(); ++i) {
       if (belongs[i] == 0) padded[i] = 0;
     }
   }
   Floats Residual() const {
     Floats bucket;
-    for (const TensorSpec& tensor : kBucket.tensors) {
+    for (const TensorSpec& tensor : bucket_.tensors) {
       const auto state = states_.find(tensor.name);
       const Floats none(tensor.Elems());
       std::span<const float> one = none;
@@ -128,10 +131,13 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
     return Padded(bucket);
   }
 
+  Floats Random(uint64_t seed) const { return RandomFloats(seed, bucket_.Elems()); }
+
   const CodecSpec spec_ = *CodecSpec::Parse(GetParam());
   const WireFormat format_ = LossyFormat(spec_);
+  const BucketLayout& bucket_ = format_ == WireFormat::kTopK ? kLargeBucket : kBucket;
   ParameterStates states_;
-  LossyNode node_{kBucket, kMembers, spec_, states_};
+  LossyNode node_{bucket_, kMembers, spec_, states_};
 };
 
 TEST_P(CpuLossyTest, ScatteredTensorsAreEncodedAsOneVector) {
@@ -173,7 +179,7 @@ TEST_P(CpuLossyTest, ResidualFollowsTheLossScale) {
     return scaled;
   };
   ParameterStates plain_states;
-  LossyNode plain(kBucket, kMembers, spec_, plain_states);
+  LossyNode plain(bucket_, kMembers, spec_, plain_states);
   uint64_t round = 0;
   for (const float scale : {1024.0f, 2048.0f, 2048.0f, 512.0f}) {
     const Floats gradient = Random(++round);
@@ -224,7 +230,7 @@ TEST_P(CpuLossyTest, StatesThatWereSavedAndLoadedGoOnBitForBit) {
   Encode(states_, saved);
   ParameterStates loaded = *DecodeParameterStates(saved);
   EXPECT_EQ(loaded.at("b")->residual.size(), 13u) << "padding was saved";
-  LossyNode other(kBucket, kMembers, spec_, loaded);
+  LossyNode other(bucket_, kMembers, spec_, loaded);
   node_.Exchange(Random(2));
   other.Exchange(Random(2));
   EXPECT_EQ(other.sent(), node_.sent());
@@ -236,9 +242,10 @@ TEST_P(CpuLossyTest, SampledLossIsThatOfTheFirstRound) {
   double whole = 0, left = 0;
   for (const float v : Padded(gradient)) whole += static_cast<double>(v) * v;
   for (const float v : Residual()) left += static_cast<double>(v) * v;
-  // Sums of doubles in another order: 2^-53 for each of 2e5 terms.
-  EXPECT_NEAR(node_.codec().loss().whole, whole, 1e-10 * whole);
-  EXPECT_NEAR(node_.codec().loss().residual, left, 1e-10 * left);
+  // Sums of doubles in another order: 2^-53 for each term.
+  const double bound = 0x1p-53 * static_cast<double>(bucket_.Elems());
+  EXPECT_NEAR(node_.codec().loss().whole, whole, bound * whole);
+  EXPECT_NEAR(node_.codec().loss().residual, left, bound * left);
 }
 
 TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
@@ -246,7 +253,7 @@ TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
   states["b"] = std::make_shared<ParameterState>();
   states["b"]->residual.Resize(12);
   const CodecPlace place{{}, kMinChunkBytes, 1};
-  const auto codec = CpuLossy::Create(TensorSet(kBucket, kMembers), place, 1, spec_, states);
+  const auto codec = CpuLossy::Create(TensorSet(bucket_, kMembers), place, 1, spec_, states);
   EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << codec.status();
 }
 
@@ -266,7 +273,7 @@ TEST_P(CpuLossyBlocksTest, EveryTensorIsEncodedAsIfItWereAlone) {
   node_.Exchange(gradient);
   Bytes expected;
   uint64_t begin = 0;
-  for (const TensorSpec& tensor : kBucket.tensors) {
+  for (const TensorSpec& tensor : bucket_.tensors) {
     const uint64_t end = begin + tensor.Elems();
     if (tensor.name != "plain") {
       Floats alone(&gradient[begin], &gradient[end]);
@@ -288,7 +295,7 @@ TEST_P(CpuLossyBlocksTest, EveryTensorIsEncodedAsIfItWereAlone) {
 
 TEST_P(CpuLossyBlocksTest, OneElementBesideALargeTensorIsExactToItsOwnScale) {
   const BucketLayout bucket{DType::kFloat32, {{"first", {1}}, {"large", {5000}}, {"last", {1}}}};
-  Floats gradient = Random(5, bucket.Elems());
+  Floats gradient = RandomFloats(5, bucket.Elems());
   for (float& value : gradient) value *= 1e6f;
   const float small = 0.3f;
   gradient.front() = gradient.back() = small;

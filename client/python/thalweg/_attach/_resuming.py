@@ -3,6 +3,9 @@
 So a checkpoint as every trainer writes it, by one worker, resumes with the codec's step counts and
 factors. torch ignores the key, also where Thalweg is not installed. What nodes hold back differs
 between them and is not in it: State.state_dict() has that, and so do files (_residuals.py).
+
+What no job has gone on from is saved again as it was loaded: a run on one node, which compresses
+nothing, loses nothing of it.
 """
 
 from __future__ import annotations
@@ -197,10 +200,14 @@ def _save(
 ) -> dict[str, Any]:
     result = original(optimizer, *args, **kwargs)
     positions: dict[State | None, list[int]] = {}  # of parameters, by their job
+    passed_on: dict[int, tuple[dict[str, Any], list[int]]] = {}  # by what was loaded
     for position, parameter in enumerate(_parameters(optimizer)):
-        if parameter in _states:
+        if parameter in _loaded:
+            loaded = _loaded[parameter]
+            passed_on.setdefault(id(loaded), (_as_loaded(loaded, parameter), []))[1].append(position)
+        elif parameter in _states:
             positions.setdefault(_states[parameter](), []).append(position)
-    ridings = []
+    ridings = [{**riding, "parameters": of} for riding, of in passed_on.values()]
     for state, of in positions.items():
         if state is None or state.closed:
             _say_that_it_has_ended()
@@ -237,6 +244,15 @@ def _load(
                 _loaded[parameters[position]] = riding
 
 
+def _as_loaded(riding: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    """Returns what was loaded and not used until now, to be saved again."""
+    if parameter in _states:  # a job goes on from it in its first step
+        return dict(riding)
+    _say_that_it_is_passed_on(str(riding.get("codec")))
+    # Steps are made without the job that would change what nodes hold back.
+    return {key: value for key, value in riding.items() if key != "residuals"}
+
+
 def _is_riding(value: object) -> bool:
     return (
         isinstance(value, Mapping)
@@ -262,4 +278,15 @@ def _say_that_it_has_ended() -> None:
         _log.warning(
             "an optimizer's checkpoint is without the codec's step counts and factors: the job of "
             "its parameters has ended; save it before DistributedDataParallel's module is gone"
+        )
+
+
+@functools.cache
+def _say_that_it_is_passed_on(codec: str) -> None:
+    """Says it once, on rank 0."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _log.info(
+            "an optimizer's checkpoint takes along the step counts and factors of codec %s as they "
+            "were loaded: nothing here goes on from them",
+            codec,
         )

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="thalweg", description="Gradient aggregation for data-parallel PyTorch training."
     )
+    parser.add_argument("--version", action="version", version=f"thalweg {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser(
