@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from typing import Any
 
@@ -76,4 +77,5 @@ def one_ends_early() -> str:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     main()

@@ -160,6 +160,25 @@ INSTANTIATE_TEST_SUITE_P(Codecs, LossyCodecsTest,
                                                CodecPolicy::Parse(info.param)->fallback.Name());
                          });
 
+// topk chooses in each chunk, and other formats have blocks.
+TEST(ShardsOfLossyCodecsTest, ResultsAreTheSameWithAnyNumber) {
+  const BucketLayout layout{DType::kFloat32, {{"w", {1000, 1100}}}};
+  const auto train = [&](const char* codec, uint32_t shards) {
+    Cluster cluster(2, 1, shards);
+    Training training(cluster, *CodecPolicy::Parse(codec));
+    return training.Run(0, {layout}, 3, [&](uint32_t rank, uint32_t, uint64_t round) {
+      std::mt19937_64 rng(rank + uint64_t{2} * round);
+      std::normal_distribution<float> normal;
+      Values values(layout.Elems());
+      for (float& v : values) v = normal(rng);
+      return values;
+    });
+  };
+  for (const char* codec : {"int8:start=0", "onebit:start=0", "topk:ratio=0.01,start=0"}) {
+    EXPECT_EQ(train(codec, 1), train(codec, 3)) << codec;
+  }
+}
+
 // Returns a compressed round's bytes divided by those of fp32, headers and scales included.
 double BytesSent(const char* codec, bool received) {
   Cluster cluster(2, 1, 2);
