@@ -17,6 +17,7 @@ namespace thalweg {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
+constexpr Duration kIdleInterval = std::chrono::seconds(10);  // without jobs nothing is due
 // After a longer time without a tick nodes may have spoken that were not heard. The shortest lease
 // has room for it beside an interval of heartbeats.
 constexpr Duration kLongestTick = std::chrono::seconds(1);
@@ -232,6 +233,7 @@ absl::StatusOr<Aggregator::Seat> Aggregator::SeatLocked(const JoinRequest& reque
   if (slot == nullptr) {
     slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
                                  options_.trace, options_.snapshots);
+    changed_.NotifyAll();
     places_.Take(request);
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.
@@ -319,7 +321,10 @@ void Aggregator::TickLoop() {
   while (true) {
     {
       MutexLock lock(mutex_);
-      next += kTickInterval;
+      changed_.WaitUntil(
+          mutex_, Now() + kIdleInterval,
+          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok() || !jobs_.empty(); });
+      next = std::max(next + kTickInterval, Now());
       if (changed_.WaitUntil(
               mutex_, next, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok(); }))
         return;

@@ -14,7 +14,8 @@
 namespace thalweg {
 namespace {
 
-constexpr Duration kInterval = std::chrono::milliseconds(20);
+constexpr Duration kInterval = std::chrono::milliseconds(20);  // while there are connections
+constexpr Duration kIdleInterval = std::chrono::seconds(10);
 
 bool IsListening(int fd) {
   int listens = 0;
@@ -54,15 +55,21 @@ Doorkeeper::~Doorkeeper() {
 }
 
 void Doorkeeper::Loop() {
-  MutexLock lock(mutex_);
-  while (!changed_.WaitUntil(mutex_, Now() + kInterval,
-                             [this]()
-                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_stopped_; })) {
-    if (open_ > 0) {
-      Look(Now());
-    } else {
-      visits_.clear();
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(
+          mutex_, Now() + kIdleInterval,
+          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_stopped_ || open_ > 0; });
+      const auto is_stopped = [this]()
+                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_stopped_; };
+      if (changed_.WaitUntil(mutex_, Now() + kInterval, is_stopped)) return;
+      if (open_ == 0) {
+        visits_.clear();
+        continue;
+      }
     }
+    Look(Now());
   }
 }
 

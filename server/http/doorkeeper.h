@@ -3,7 +3,6 @@
 // its bytes, and bounds the silence between them, but not their number.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +36,14 @@ class Doorkeeper {
   ~Doorkeeper();
 
   // The server calls these when it has accepted a connection, and when it has closed it.
-  void Opened() { ++open_; }
-  void Closed() { --open_; }
+  void Opened() {
+    MutexLock lock(mutex_);
+    if (++open_ == 1) changed_.NotifyAll();
+  }
+  void Closed() {
+    MutexLock lock(mutex_);
+    --open_;
+  }
 
  private:
   // A Visit is a connection, while it is open.
@@ -58,11 +63,11 @@ class Doorkeeper {
 
   const Options options_;
   Counter& ended_;
-  std::atomic<size_t> open_{0};
   std::unordered_map<uint64_t, Visit> visits_;  // by the socket's cookie
 
   Mutex mutex_;
   CondVar changed_;
+  size_t open_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;  // declared last, because it uses everything above
 };

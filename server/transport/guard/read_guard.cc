@@ -22,6 +22,8 @@ namespace {
 
 // The pollers are looked at so often.
 constexpr Duration kInterval = std::chrono::milliseconds(20);
+// A poller that has used less of its processor's time is not given an event: it may be idle.
+constexpr Duration kIdleTime = std::chrono::milliseconds(1);
 // When the guard is destroyed, it looks so often.
 constexpr Duration kLastInterval = std::chrono::milliseconds(1);
 
@@ -43,11 +45,13 @@ class ReadGuard::Watched final : public Completion {
  public:
   explicit Watched(Poller& poller) : poller_(poller) {}
 
-  // Gives the poller an event unless it has one.
+  // Gives the poller an event unless it has one, or has hardly done anything since the last one.
   void Ask() {
     if (is_waiting()) return;
+    const Duration used = poller_.ProcessorTime();
+    if (used - used_ < kIdleTime) return;
     handled_ = poller_.handled();
-    used_ = poller_.ProcessorTime();
+    used_ = used;
     is_waiting_.store(true, std::memory_order_relaxed);
     alarm_.Set(&poller_.queue(), std::chrono::system_clock::now(), Tag());
   }

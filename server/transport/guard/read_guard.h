@@ -19,7 +19,8 @@
 
 namespace thalweg {
 
-// A ReadGuard is one thread. It gives each poller an event now and then. A poller that uses
+// A ReadGuard is one thread. It gives each poller that is not idle an event now and then. A poller
+// that uses
 // `busy_time` of its processor's time, handles no event meanwhile and is not working on one
 // (Poller::Working) is inside one connection; the connection that is read from most is closed. A
 // poller that waits or is not scheduled uses no time, so a busy machine closes nothing.
