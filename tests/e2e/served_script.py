@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join
-and evaluate, joined by "_".
+MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
+evaluate and average, joined by "_".
 """
 
 import contextlib
@@ -111,6 +111,9 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
+        if "average" in mode and step == 3:  # of weights, as of the last steps
+            with torch.no_grad():
+                model[3].weight.mul_(0.5)
         if "evaluate" in mode and step % 4 == 1:
             evaluate(ddp)
         if step == STEPS // 2:

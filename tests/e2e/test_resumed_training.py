@@ -43,7 +43,9 @@ def test_run_on_one_node_in_between_loses_no_step_counts_and_factors(tmp_path):
     results, said = run("by_way_of_one_node", tmp_path, script="resume_again_jobs.py")
     for result in results:
         assert compressed(result["resumed"], result["straight"][0]) == [True] * 3
-    assert said.count("takes along the step counts and factors of codec powersgd:rank=2,start=4") == 1
+    assert (
+        said.count("takes along the step counts and factors of codec powersgd:rank=2,start=4") == 1
+    )
     assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
 
 

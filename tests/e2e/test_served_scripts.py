@@ -95,6 +95,16 @@ def test_clipping_a_part_of_the_gradients_is_refused_with_the_numbers(tmp_path):
             assert "clip_grad_norm_ of 2 of the 6 parameters whose gradients" in worker.output
 
 
+def test_error_of_an_unchanged_script_ends_with_what_it_can_do(tmp_path):
+    with servers() as nothing:
+        env = {"THALWEG_PS": "auto"}
+        job = Job("adamw_average", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=SCRIPT)
+        for worker in job.wait():
+            assert worker.process.returncode != 0
+            assert "has been changed since the last step, and the shards" in worker.output
+            assert "THALWEG_PS asks for this optimizer: without it, the script" in worker.output
+
+
 def test_value_that_means_nothing_is_refused(tmp_path):
     with servers() as nothing:
         env = {"THALWEG_PS": "adagrad"}

@@ -156,6 +156,7 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Served)
         pull=wanted.pull,
         overlap=wanted.overlap,
         find_unused_parameters=module.find_unused_parameters,
+        asked_by=_NAME,
     )
     _served[module] = ours
     module.require_backward_grad_sync = False

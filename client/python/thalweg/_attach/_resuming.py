@@ -204,7 +204,9 @@ def _save(
     for position, parameter in enumerate(_parameters(optimizer)):
         if parameter in _loaded:
             loaded = _loaded[parameter]
-            passed_on.setdefault(id(loaded), (_as_loaded(loaded, parameter), []))[1].append(position)
+            passed_on.setdefault(id(loaded), (_as_loaded(loaded, parameter), []))[1].append(
+                position
+            )
         elif parameter in _states:
             positions.setdefault(_states[parameter](), []).append(position)
     ridings = [{**riding, "parameters": of} for riding, of in passed_on.values()]

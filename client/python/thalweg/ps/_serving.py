@@ -19,7 +19,7 @@ from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
-from thalweg.ps._step_faults import change_of, fault_of
+from thalweg.ps._step_faults import change_of, fault_of, without
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._trust import trust_ratios
 from thalweg.ps._unused import Used
@@ -51,12 +51,12 @@ class Serving:
         gradients; then each has a bucket of its own, and `commits`.
         """
         self._buckets = buckets
-        self._kind = kind
-        self._rule = rule
+        self._kind, self._rule = kind, rule
         self._commits = commits
         self._snapshots = snapshots
         self._apart = apart
         self._used = used
+        self.asked_by = ""  # the variable that has moved a script's optimizer to the shards
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
         self._loss_scale = 0.0
@@ -297,4 +297,4 @@ class Serving:
     def fail(self, why: str) -> None:
         self._session.close()  # so that nothing is waited for
         self.close()
-        raise RuntimeError(f"thalweg: {why}")
+        raise RuntimeError(f"thalweg: {why}{without(self.asked_by)}")

@@ -65,3 +65,13 @@ def freezing_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
         frozen = [e.name for b in buckets for e in b.parameters if id(e.tensor) not in trained]
         return f"{some(frozen)} requires no gradient any more, but did when {made}"
     return ""
+
+
+def without(variable: str) -> str:
+    """Returns what else there is for a script that does not mention Thalweg, to end an error."""
+    if not variable:
+        return ""
+    return (
+        f". {variable} asks for this optimizer: without it, the script trains as it is, with "
+        "averaged gradients"
+    )

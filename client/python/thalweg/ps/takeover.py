@@ -22,12 +22,14 @@ def take_over(
     pull: str | None,
     overlap: bool,
     find_unused_parameters: bool,
+    asked_by: str,
 ) -> ServerOptimizer:
     """Turns torch's own optimizer of that kind into a ServerOptimizer that goes on from its state.
 
     All workers call it between two steps. The object stays the same, and so do its groups, because
     schedulers and the script hold them; its class is derived from the former one. Gradients may
-    carry a loss scale, and be clipped from step to step. Raises what ServerOptimizer does.
+    carry a loss scale, and be clipped from step to step. Errors name `asked_by`. Raises what
+    ServerOptimizer does.
     """
     wishes = Wishes(
         kind,
@@ -46,6 +48,7 @@ def take_over(
     except BaseException:
         optimizer.__class__ = before  # type: ignore[assignment]
         raise
+    optimizer._serving.asked_by = asked_by
     optimizer._patch_step_function()  # torch's hooks of steps
     if "step" in vars(optimizer):
         _replace_step(optimizer)
@@ -68,6 +71,7 @@ class Followed(LocalOptimizer):
             if (ours := ref()) is not None:
                 ours._exchange.advance()
 
+        self._exchange._serving.asked_by = "THALWEG_PS_MODE"
         self._exchange.note_common_step()
         self._hooks.append(self.inner.register_step_pre_hook(check))
         self._hooks.append(self.inner.register_step_post_hook(advance))
