@@ -1,5 +1,5 @@
 // This header reads and writes several elements at once: packs of 8 bytes or of multiples of 16,
-// the widest access of a GPU thread, and words; and one element.
+// the widest access of a GPU thread, and words.
 #pragma once
 
 #include <cstddef>
@@ -71,23 +71,6 @@ THALWEG_DEVICE inline void Store8(const Bytes8& bytes, void* to) {
   NoteAccess(to, 8, true);
   *static_cast<Bytes8*>(to) = bytes;
 #endif
-}
-
-// Reads and writes a number of 2 or 4 bytes, where the lanes of a warp together have whole sectors.
-template <class T>
-THALWEG_DEVICE inline T LoadOne(const T* from) {
-#if !defined(__CUDACC__)
-  NoteAccess(from, sizeof(T), false);
-#endif
-  return *from;
-}
-
-template <class T>
-THALWEG_DEVICE inline void StoreOne(T value, T* to) {
-#if !defined(__CUDACC__)
-  NoteAccess(to, sizeof(T), true);
-#endif
-  *to = value;
 }
 
 // Returns the elements from number `first` of `array`: one, or a pack that begins at a multiple of

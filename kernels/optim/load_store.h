@@ -30,6 +30,23 @@ THALWEG_DEVICE inline const void* ElementAt(const void* array, ElementType type,
   return static_cast<const std::byte*>(array) + number * bytes;
 }
 
+// Reads and writes a number of 2 or 4 bytes, where the lanes of a warp together have whole sectors.
+template <class T>
+THALWEG_DEVICE inline T LoadOne(const T* from) {
+#if !defined(__CUDACC__)
+  NoteAccess(from, sizeof(T), false);
+#endif
+  return *from;
+}
+
+template <class T>
+THALWEG_DEVICE inline void StoreOne(T value, T* to) {
+#if !defined(__CUDACC__)
+  NoteAccess(to, sizeof(T), true);
+#endif
+  *to = value;
+}
+
 // A Quad holds the elements as they were read: for a packed place of 16 bits, two in each of two
 // words; else one in each. Widen() is separate, so that reads of several arrays are in flight
 // together.
