@@ -1,5 +1,4 @@
 #include "kernels/launch/launch.h"
-#include "kernels/launch/pack.h"
 #include "kernels/optim/granule_sums.h"
 #include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_launch.h"
