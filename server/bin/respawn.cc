@@ -65,6 +65,7 @@ KeptAddresses::KeptAddresses()
 void KeptAddresses::Keep(const std::string& shard, const std::string& http) {
   if (shard.size() < sizeof(Shared::shard)) std::strcpy(shared_->shard, shard.c_str());
   if (http.size() < sizeof(Shared::http)) std::strcpy(shared_->http, http.c_str());
+  shared_->has_served = true;
 }
 
 std::optional<int> Respawn(const std::string& program, int* ready_fd) {

@@ -17,11 +17,14 @@ class KeptAddresses {
   // Both are empty in the first child.
   std::string shard() const { return shared_->shard; }
   std::string http() const { return shared_->http; }
-  // Both have at most 255 bytes; longer ones are not kept.
+  // Says whether a child has served before this one does.
+  bool has_served() const { return shared_->has_served; }
+  // This child serves. Both have at most 255 bytes; longer ones are not kept.
   void Keep(const std::string& shard, const std::string& http);
 
  private:
   struct Shared {
+    bool has_served;
     char shard[256];
     char http[256];
   };

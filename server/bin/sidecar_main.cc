@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -46,10 +47,19 @@ uint32_t ThreadsOf(const Flags& flags) {
   return flags.threads != 0 ? flags.threads : DefaultThreads();
 }
 
+// Workers of a process that was killed look for the next one at once, but for no longer than they
+// may. Some cannot go on with it, and do not come.
+Duration PatienceForWorkers(const Flags& flags, bool takes_place) {
+  const double until_they_come = flags.reconnect_seconds + 1;
+  return FromSeconds(takes_place ? std::min(flags.timeout_seconds, until_they_come)
+                                 : flags.timeout_seconds);
+}
+
 // Waits for a signal or, when the options ask for that, until the last worker has left and other
-// nodes need this one's shard no more.
-void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, PolicyFile* policy,
-                KeptTlsFiles& tls, Signals& signals) {
+// nodes need this one's shard no more. `takes_place`: of a process that was killed.
+void WaitForEnd(const Flags& flags, bool takes_place, Sidecar& sidecar, SidecarShards& shards,
+                PolicyFile* policy, KeptTlsFiles& tls, Signals& signals) {
+  const Duration patience = PatienceForWorkers(flags, takes_place);
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
     Refresh(policy, tls);
@@ -59,8 +69,9 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Pol
       spdlog::debug("the last worker has left");
       return;
     }
-    if (ToSeconds(Now() - start) > flags.timeout_seconds) {
-      spdlog::error("no worker has connected within {} s", flags.timeout_seconds);
+    if (Now() - start > patience) {
+      spdlog::log(takes_place ? spdlog::level::info : spdlog::level::err,
+                  "no worker has connected within {} s", ToSeconds(patience));
       return;
     }
   }
@@ -117,9 +128,10 @@ absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
                            StartHttp(flags.common, tls->copies(), registry, signals, site));
   spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
   const std::string http_address = http == nullptr ? "" : http->address();
+  const bool takes_place = kept.has_served();
   kept.Keep(shards->address(), http_address);
   AnnounceReady(flags.common.ready_fd, flags.socket, http_address);
-  WaitForEnd(flags, *sidecar, *shards, policy.get(), *tls, signals);
+  WaitForEnd(flags, takes_place, *sidecar, *shards, policy.get(), *tls, signals);
   sidecar->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return absl::OkStatus();
 }
@@ -196,8 +208,13 @@ int main(int argc, char** argv) {
       ended ? *ended
             : thalweg::ExitCode(thalweg::Serve(flags, kept, signals), flags.common.ready_fd);
   if (flags.own_dir) {
+    // A process that was killed has left the first two.
     std::error_code ignored;
-    std::filesystem::remove(std::filesystem::path(flags.socket).parent_path(), ignored);
+    for (const std::filesystem::path& path :
+         {std::filesystem::path(flags.socket), std::filesystem::path(flags.socket + ".lock"),
+          std::filesystem::path(flags.socket).parent_path()}) {
+      std::filesystem::remove(path, ignored);
+    }
   }
   return code;
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import reconnecting_jobs
-from harness import Job, metric, servers
+from harness import DEADLINE, Job, metric, servers
 
 JOBS = Path(reconnecting_jobs.__file__)
 KILLS = 6
@@ -180,6 +180,19 @@ def test_job_that_cannot_go_on_with_another_process_says_why(tmp_path):
             assert worker.code != 0
         reason = "cannot go on with another process: THALWEG_RECONNECT is 0"
         assert reason in job.output, job.output
+
+
+def test_process_to_which_no_worker_comes_back_ends_long_before_the_first_one_may_come(tmp_path):
+    flags = ("--respawn", "--exit-when-idle", "--timeout", "3600", "--reconnect", "1")
+    with servers() as cluster:
+        (sidecar,) = add_sidecars(cluster, BY_AGGREGATORS, 1, *flags)
+        env = {"THALWEG_RECONNECT": "0"}
+        job = train(cluster, tmp_path / "job", [sidecar], "fp32", local=2, env=env)
+        await_buckets(sidecar, job, BUCKETS)
+        kill(sidecar)
+        for worker in job.wait():
+            assert worker.code != 0
+        assert sidecar.process.wait(DEADLINE) == 0
 
 
 def test_program_that_is_told_to_end_takes_its_child_along(tmp_path):

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,13 @@ class FakeServer:
 
 
 @pytest.fixture
-def start(monkeypatch):
+def start(monkeypatch, tmp_path):
     """Returns a function that starts the sidecars of workers: (what find_sidecars() returns or
     raises on each, --shard-listen of each sidecar; None: it has none).
     """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody removes sidecars' folders
     monkeypatch.setattr(_processes, "Server", FakeServer)
-    monkeypatch.setattr(_starting, "_serving", [])
+    monkeypatch.setattr(_starting, "_started", [])
     FakeServer.started = []
 
     def started(introductions, networks=None):
@@ -157,11 +159,11 @@ def test_exit_of_a_process_that_has_failed_does_not_wait(lasting, caplog, monkey
 
 
 @pytest.mark.parametrize(("how", "waits"), [("fails", False), ("succeeds", True)])
-def test_spawned_worker_waits_for_other_nodes_only_if_it_has_not_failed(how, waits):
+def test_spawned_worker_waits_for_other_nodes_only_if_it_has_not_failed(how, waits, tmp_path):
     script = Path(__file__).parent / "spawning_worker.py"
     with subprocess.Popen(
         [sys.executable, script, how],
-        env=script_environment(),
+        env=script_environment() | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -24,8 +24,8 @@ from thalweg._settings._config import Network
 _log = logging.getLogger("thalweg")
 
 _SUN_PATH_MAX = 107
-# Sidecars of this process that serve other nodes, which its exit waits for.
-_serving: list[_processes.Server] = []
+# Sidecars that this process has started, until they end.
+_started: list[_processes.Server] = []
 # The number of this process if it is a child of multiprocessing that ends with an exception.
 _failed: set[int] = set()
 
@@ -115,12 +115,20 @@ def _start_in(folder: str, worker: Introduction, listen: str) -> str:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    _started[:] = [*(other for other in _started if other.process.poll() is None), server]
     if listen:
         _note_failures()
-        _serving[:] = [*(other for other in _serving if other.process.poll() is None), server]
         # Finalizers run in reverse order at exit: the sessions with the sidecar are closed by then.
         weakref.finalize(server, _await_end, server.process, worker.timeout)
+    else:
+        weakref.finalize(server, _let_run, server.process)
     return path
+
+
+def _let_run(sidecar: subprocess.Popen[bytes]) -> None:
+    """Lets subprocess not warn, at exit, of a process that ends with its last worker."""
+    if sidecar.returncode is None:
+        sidecar.returncode = 0
 
 
 @functools.cache
