@@ -61,9 +61,14 @@ std::function<void()> Job::Forget(const JoinRequest& request) {
 
 absl::Status Job::ResumeLocked() {
   if (!spec_.resume) return absl::OkStatus();
-  THALWEG_ASSIGN_OR_RETURN(const std::vector<RoundId> complete,
-                           resumption_.Settle(spec_.num_nodes, engine_.max_held()));
-  for (const RoundId& id : complete) {
+  const absl::StatusOr<std::vector<RoundId>> complete =
+      resumption_.Settle(spec_.num_nodes, engine_.max_held());
+  if (absl::IsDataLoss(complete.status())) {
+    return absl::DataLossError(
+        absl::StrCat(complete.status().message(), "; ", LostWeights().message()));
+  }
+  THALWEG_RETURN_IF_ERROR(complete.status());
+  for (const RoundId& id : *complete) {
     engine_.AllowPart(id.bucket.part);
     engine_.SetCompleted(id);
   }
@@ -72,7 +77,7 @@ absl::Status Job::ResumeLocked() {
       "job '{}': its nodes resume it after this shard or a node has been restarted, with {} "
       "chunks; the "
       "results of {} are passed on from nodes that have them",
-      spec_.job, complete.size(), resumption_.num_missing());
+      spec_.job, complete->size(), resumption_.num_missing());
   return absl::OkStatus();
 }
 

@@ -195,14 +195,15 @@ TEST_F(JobGathersAgainTest, OtherTermsAreRefused) {
   EXPECT_THAT(std::string(Add(job, second).message()), HasSubstr("the window in chunks is 3"));
 }
 
-TEST_F(JobGathersAgainTest, NodesMoreThanOneRoundApartFailTheJob) {
+TEST_F(JobGathersAgainTest, NodesMoreThanOneRoundApartHearThatTheShardHasLostWeights) {
   const JoinRequest first = Request(0, {{{kBucket, {6}}}});
   Job job(first, 8, memory_, metrics_, faults_);
   ASSERT_TRUE(Add(job, first).ok());
   ASSERT_TRUE(Add(job, Request(1, {{{kBucket, {4}}}})).ok());
   const absl::Status failed = TermsOf(job).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(failed));
+  EXPECT_TRUE(absl::IsDataLoss(failed));
   EXPECT_THAT(std::string(failed.message()), HasSubstr("node 0 resumes with round 6 of chunk 0"));
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("has lost the weights that it kept"));
 }
 
 // Node 1 lacks `missing` results, and their windows have 4 chunks.

@@ -74,11 +74,12 @@ absl::Status Resumption::CheckApart(const ChunkKey& chunk, const Rounds& rounds,
                                     uint32_t num_nodes) {
   const uint64_t least = rounds.nodes < num_nodes ? 0 : rounds.least;
   if (rounds.last - least <= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
+  return absl::DataLossError(absl::StrCat(
       "node ", rounds.holder, " resumes with round ", rounds.last, " of ",
       ChunkName(chunk.first, chunk.second), ", ",
       least == 0 ? std::string("another node") : absl::StrCat("node ", rounds.least_node),
-      " with round ", least, ": nodes of one job are one round apart at most"));
+      " with round ", least,
+      ": nodes are more than one round apart only where the shard keeps weights"));
 }
 
 absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint64_t windows) {

@@ -91,14 +91,14 @@ TEST(ResumptionTest, NodesMoreThanOneRoundApartAreNamed) {
   ASSERT_TRUE(all.Add(0, {{kBucket, {4, 9}}}).ok());
   ASSERT_TRUE(all.Add(1, {{kBucket, {4, 7}}}).ok());
   const absl::Status refused = all.Settle(2, kPlenty).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_TRUE(absl::IsDataLoss(refused));
   EXPECT_THAT(MessageOf(refused), HasSubstr("node 0 resumes with round 9 of chunk 1 of bucket 3 "
                                             "(layout 1), node 1 with round 7"));
 
   Resumption absent;
   ASSERT_TRUE(absent.Add(0, {{kBucket, {2}}}).ok());
   ASSERT_TRUE(absent.Add(1, {}).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(absent.Settle(2, kPlenty).status()));
+  EXPECT_TRUE(absl::IsDataLoss(absent.Settle(2, kPlenty).status()));
 }
 
 TEST(ResumptionTest, EarlierLayoutCountsUntilALaterOneHasAResult) {

@@ -66,5 +66,7 @@ def _problem(error: Exception, what: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):  # a handshake's says where OpenSSL was
+        return "timed out"
     cause = getattr(error, "reason", None) or error
     return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)
