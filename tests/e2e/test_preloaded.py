@@ -9,11 +9,11 @@ import sys
 
 import preloaded
 import pytest
-from harness import TIMEOUT, Job, servers
+from harness import DEADLINE, Job, servers
 from leftovers import await_clean, processes_below, shared_memory
 
 SCRIPT = """\
-import atexit, json, os, sys, tempfile, threading
+import atexit, json, os, signal, sys, tempfile, threading
 if "torch" not in sys.modules:
     import torch
 assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
@@ -96,7 +96,7 @@ def test_process_is_found_by_its_folder_and_can_be_killed(script):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0)
         process.kill()
-        assert process.wait(TIMEOUT) == -signal.SIGKILL
+        assert process.wait(DEADLINE) == -signal.SIGKILL
         await_clean(nothing.folder, shm)
 
 
