@@ -10,6 +10,8 @@ from thalweg._job import _rendezvous
 
 TIMEOUT = 30.0  # for waits that should never time out
 SHORT = 0.2
+# Those that come, come within it even where others have the machine for a while.
+SECONDS = 5.0
 
 
 @pytest.fixture(params=["hash", "tcp"])
@@ -57,8 +59,8 @@ def test_64_that_come_at_once_learn_what_all_give():
 
 
 def test_missing_ranks_are_named_to_all_that_came(connect):
-    errors = meet(connect, {0: "a", 2: "c"}, world=4, timeout=SHORT)
-    text = "thalweg: rank 1, 3 has not come to attach() within 0.2 s (THALWEG_TIMEOUT)"
+    errors = meet(connect, {0: "a", 2: "c"}, world=4, timeout=SECONDS)
+    text = "thalweg: rank 1, 3 has not come to attach() within 5 s (THALWEG_TIMEOUT)"
     assert [str(error) for error in errors] == [text] * 2
     assert isinstance(errors[0], TimeoutError)
 
