@@ -13,18 +13,20 @@ from hypothesis import strategies
 from thalweg.node import _words
 from thalweg.node._words import Address, Line
 
+WAIT = 60.0  # for what comes
+
 
 def test_followers_are_known_by_their_rank_and_hear_what_is_said():
     listener, address = _words.listen()
     with listener:
-        ends = {rank: _words.connect(address, rank, 5.0) for rank in (7, 5)}
-        lines = _words.accept(listener, address.token, {5, 7}, 5.0)
+        ends = {rank: _words.connect(address, rank, WAIT) for rank in (7, 5)}
+        lines = _words.accept(listener, address.token, {5, 7}, WAIT)
     for rank, line in lines.items():
         line.send({"kind": "welcome", "rank": rank})
         line.send({"kind": "result"})
     for rank, end in ends.items():
-        assert end.receive(5.0) == {"kind": "welcome", "rank": rank}
-        assert end.receive(5.0) == {"kind": "result"}
+        assert end.receive(WAIT) == {"kind": "welcome", "rank": rank}
+        assert end.receive(WAIT) == {"kind": "result"}
         assert end.receive(0.01) is None
 
 
@@ -32,8 +34,8 @@ def test_strangers_are_not_taken_for_followers_and_the_missing_are_named():
     listener, address = _words.listen()
     with listener:
         for guess in ("guessed", "ΔΨ"):
-            _words.connect(Address(address.name, guess), 1, 5.0)
-        _words.connect(address, 2, 5.0)
+            _words.connect(Address(address.name, guess), 1, WAIT)
+        _words.connect(address, 2, WAIT)
         with pytest.raises(TimeoutError, match="rank 1, 3 of this node did not connect"):
             _words.accept(listener, address.token, {1, 2, 3}, 0.2)
 
@@ -47,7 +49,7 @@ def test_what_is_no_message_ends_the_connection(said):
         writer = threading.Thread(target=lambda: (theirs.sendall(said), theirs.close()))
         writer.start()
         with pytest.raises(OSError):
-            Line(ours).receive(5.0)
+            Line(ours).receive(WAIT)
         ours.close()
         writer.join()
 
@@ -89,7 +91,7 @@ def test_made_up_words_are_messages_or_end_the_connection(said):
         line, heard = Line(ours), []
         with pytest.raises(OSError):
             while True:
-                heard.append(line.receive(5.0))
+                heard.append(line.receive(WAIT))
     assert heard == _messages(said)
 
 
@@ -107,7 +109,7 @@ def test_hanging_up_ends_a_wait_of_either_side():
         thread.start()
     ours.hang_up()
     for thread in threads:
-        thread.join(5.0)
+        thread.join(WAIT)
     assert len(ended) == 2
 
 

@@ -10,6 +10,14 @@ import pytest
 
 from thalweg.cli._supervisor import LinePrefixer, Supervisor
 
+WAIT = 60  # seconds, for what takes none
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Lets nothing be killed that is told to end."""
+    monkeypatch.setattr("thalweg.cli._supervisor.GRACE_SECONDS", WAIT)
+
 
 def supervise(*codes, server=None):
     """Runs Python snippets as workers; returns (exit code, stdout, stderr, seconds)."""
@@ -71,13 +79,14 @@ def test_success_of_all_workers_is_zero_and_output_is_prefixed():
     assert err.splitlines() == ["[worker1] oops"]
 
 
-def test_failing_worker_ends_the_others_and_is_named():
+def test_failing_worker_ends_the_others_and_is_named(patient):
     code, _, err, seconds = supervise(
         "import signal; signal.pause()", "import sys; sys.exit(7)", "import signal; signal.pause()"
     )
     assert code == 7
     assert "[thalweg] worker1 exited with code 7" in err
-    assert seconds < 5
+    assert "was killed" not in err
+    assert seconds < WAIT
 
 
 def test_killed_worker_counts_as_128_plus_signal():
@@ -99,7 +108,7 @@ def test_server_that_ends_is_a_failure_even_with_code_zero():
     assert "server exited with code 0" in err
 
 
-def test_servers_are_stopped_when_the_workers_are_done(tmp_path):
+def test_servers_are_stopped_when_the_workers_are_done(patient, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     server = (
@@ -109,10 +118,11 @@ def test_servers_are_stopped_when_the_workers_are_done(tmp_path):
         "signal.sigwait([signal.SIGTERM])\n"
         "print('bye')"
     )
-    code, out, _, seconds = supervise(f"open({str(fifo)!r}).close()", server=server)
+    code, out, err, seconds = supervise(f"open({str(fifo)!r}).close()", server=server)
     assert code == 0
     assert out == "[server] bye\n"
-    assert seconds < 5
+    assert "was killed" not in err
+    assert seconds < WAIT
 
 
 def test_worker_that_ignores_sigterm_is_killed_after_the_grace(monkeypatch, tmp_path):
@@ -152,7 +162,7 @@ def test_what_a_worker_has_started_ends_with_it():
         assert supervisor.wait() == 0
         supervisor.stop()
     # The pipe is at its end: no process has the writing end open.
-    assert select.select([reader], [], [], 10)[0] == [reader]
+    assert select.select([reader], [], [], WAIT)[0] == [reader]
     assert os.read(reader, 1) == b""
     os.close(reader)
 
@@ -186,9 +196,9 @@ def test_workers_die_with_the_launcher(signum, code):
         pids = [int(launcher.stdout.readline().split()[-1]) for _ in range(2)]
         workers = [os.pidfd_open(pid) for pid in pids]
         launcher.send_signal(signum)
-        assert launcher.wait(10) == code
+        assert launcher.wait(WAIT) == code
         for worker in workers:
-            assert select.select([worker], [], [], 10)[0] == [worker]
+            assert select.select([worker], [], [], WAIT)[0] == [worker]
             os.close(worker)
 
 
@@ -204,4 +214,4 @@ def test_reader_that_goes_away_ends_everything():
     ) as launcher:
         launcher.stdout.readline()
         launcher.stdout.close()
-        assert launcher.wait(20) == 128 + signal.SIGPIPE
+        assert launcher.wait(WAIT) == 128 + signal.SIGPIPE
