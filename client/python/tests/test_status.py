@@ -192,6 +192,24 @@ def test_answer_that_does_not_end_is_not_waited_for(head, access, monkeypatch):
     assert found.error == "not reachable: timed out"
 
 
+def test_connection_that_comes_when_the_time_is_over_is_asked_nothing(monkeypatch):
+    monkeypatch.setattr(_http, "_ANSWER_SECONDS", 0.5)
+
+    class Early(threading.Timer):
+        """Is over before there is a connection that it could end."""
+
+        def start(self):
+            self.function()
+
+    monkeypatch.setattr(threading, "Timer", Early)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = look(f"127.0.0.1:{server.getsockname()[1]}")
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100) == b""
+    assert found.error == "not reachable: timed out"
+
+
 def test_answer_that_is_too_long_is_not_read(answers, monkeypatch):
     monkeypatch.setattr(_http, "_MOST_BYTES", 1 << 20)
     answers["/api/v1/shard"] = " " * (2 << 20)

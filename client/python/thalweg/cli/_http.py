@@ -126,6 +126,8 @@ def _limited(connection: http.client.HTTPConnection) -> Iterator[None]:
     try:
         connection.connect()
         sock = connection.sock
+        if is_over.is_set():  # perhaps before there was a socket, which nobody would shut down
+            raise TimeoutError("timed out")
         yield
     except (OSError, http.client.HTTPException):
         if not is_over.is_set():
