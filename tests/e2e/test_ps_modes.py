@@ -7,7 +7,7 @@ import json
 
 from example_runs import run_example
 
-SMALL = "--task gpt --steps 40 --width 64 --batch 4 --look 10 --work 0.01 --slow 4"
+SMALL = "--task gpt --steps 40 --width 64 --batch 4 --look 5 --work 0.01 --slow 4"
 MODES = ["sync", "stale:2", "async", "local:10"]
 
 
