@@ -137,7 +137,7 @@ TEST_F(TraceTest, SpansBeyondTheQueueAreDroppedAndCounted) {
 }
 
 TEST_F(TraceTest, FileThatIsFullSaysWhatItLacks) {
-  auto writer = Open({.max_bytes = 2000});
+  auto writer = Open({.max_bytes = 2000, .interval = kNever});
   const std::string path = writer->path();
   Add(*writer, 1);
   EXPECT_TRUE(writer->Flush(Now() + kNever));

@@ -35,14 +35,22 @@ SnapshotWriter::~SnapshotWriter() {
 }
 
 absl::StatusOr<bool> SnapshotWriter::Begin(const std::string& identity, const SnapshotId& id) {
-  for (const SnapshotHeader& known : folder_.List(identity)) {
-    if (known.id == id) return false;
+  {
+    MutexLock lock(mutex_);
+    const auto [begun, is_new] = begun_.try_emplace(identity, id);
+    if (!is_new && begun->second == id) return false;
+    if (!is_new) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToString(begun->second), " is still being written"));
+    }
   }
-  MutexLock lock(mutex_);
-  const auto [begun, is_new] = begun_.try_emplace(identity, id);
-  if (is_new || begun->second == id) return is_new;
-  return absl::FailedPreconditionError(
-      absl::StrCat(ToString(begun->second), " is still being written"));
+  // It may have been finished before it was begun again.
+  for (const SnapshotHeader& known : folder_.List(identity)) {
+    if (known.id != id) continue;
+    End(identity);
+    return false;
+  }
+  return true;
 }
 
 void SnapshotWriter::Write(SnapshotHeader header, std::vector<ChunkStates::Chunk> chunks,
@@ -100,6 +108,10 @@ void SnapshotWriter::Carry(const Order& order) {
   for (const ChunkStates::Chunk& chunk : order.chunks) chunk.state->FetchWanted();
   if (bytes.ok()) folder_.Prune(identity, order.common);
   NoteOutcome(order.header, bytes, Now() - began);
+  End(identity);
+}
+
+void SnapshotWriter::End(const std::string& identity) {
   MutexLock lock(mutex_);
   begun_.erase(identity);
   if (forgotten_.erase(identity) > 0) folder_.Forget(identity);

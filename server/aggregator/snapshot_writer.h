@@ -51,6 +51,8 @@ class SnapshotWriter {
   void WriteLoop();
   void Carry(const Order& order);
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
+  // Nothing is being written of the job any more.
+  void End(const std::string& identity);
   // Returns whether what has been begun of the job is not wanted any more.
   bool IsDropped(const std::string& identity);
   void NoteOutcome(const SnapshotHeader& header, const absl::StatusOr<uint64_t>& bytes,

@@ -90,8 +90,11 @@ void Doorkeeper::Look(TimePoint now) {
   for (const auto& [has_asked, seen, cookie] : order) {
     const bool is_one_too_many = left > options_.most && now - seen >= options_.welcome;
     if (!is_one_too_many && now - seen < options_.patience) continue;
-    if (EndConnection(visits_[cookie].fd, cookie)) ended_.Add(1);
     --left;
+    Visit& visit = visits_[cookie];
+    if (visit.has_ended) continue;
+    visit.has_ended = true;
+    if (EndConnection(visit.fd, cookie)) ended_.Add(1);
   }
 }
 

@@ -51,6 +51,7 @@ class Doorkeeper {
     int fd;
     TimePoint seen;
     bool has_asked = false;
+    bool has_ended = false;  // the library has not closed it yet
   };
 
   // Whether the connection has asked, when it was first seen, and its socket's cookie.

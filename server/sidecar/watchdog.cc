@@ -45,13 +45,13 @@ absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
     return Late(absl::StrCat(silent, " showed no sign of life"), silence, "THALWEG_TIMEOUT");
   }
   for (const auto& bucket : context_.buckets.All()) {
-    THALWEG_RETURN_IF_ERROR(CheckBucket(*bucket, now));
+    THALWEG_RETURN_IF_ERROR(CheckBucket(*bucket, now, awake_since));
   }
   THALWEG_RETURN_IF_ERROR(context_.collectives.CheckLate(now));
   return context_.post.CheckLate(now);
 }
 
-absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
+absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now, TimePoint awake_since) const {
   const BucketRound::Waiting waiting = bucket.round().waiting();
   const std::string id = absl::StrCat("bucket ", ToString(bucket.id()), " round ");
   const auto check_workers = [&](uint64_t round, Duration waited,
@@ -64,12 +64,14 @@ absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
     return Judge(waited, prefix, silent, [&] { return roster.NamesOf(awaited); }, what);
   };
   if (!waiting.missing.empty()) {
-    THALWEG_RETURN_IF_ERROR(check_workers(waiting.round + 1, now - waiting.first_submit,
+    THALWEG_RETURN_IF_ERROR(check_workers(waiting.round + 1,
+                                          now - std::max(waiting.first_submit, awake_since),
                                           waiting.missing, " did not submit"));
   }
   if (!waiting.is_running) return absl::OkStatus();
   // Measured from the last progress, so that a slow network is not taken for a dead one.
-  const Duration waited = now - std::max(context_.progress.last(), waiting.ready_since);
+  const Duration waited =
+      now - std::max({context_.progress.last(), waiting.ready_since, awake_since});
   if (waited <= std::min(patience_.silence.sidecar(), patience_.step.sidecar())) {
     return absl::OkStatus();
   }

@@ -44,7 +44,7 @@ class Watchdog {
              const std::function<void()>& on_waiting) const;
 
  private:
-  absl::Status CheckBucket(NodeBucket& bucket, TimePoint now) const;
+  absl::Status CheckBucket(NodeBucket& bucket, TimePoint now, TimePoint awake_since) const;
   // Whoever shows no sign of life is late sooner than who does: returns an error when those that
   // `silent` names are late, or all that `awaited` names. The names come between `prefix` and
   // `what`.

@@ -22,6 +22,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
@@ -83,7 +84,8 @@ class LoopbackTest : public ::testing::Test {
 };
 
 TEST_F(LoopbackTest, JoinCarriesEveryField) {
-  const TimePoint deadline = Now() + seconds(20);
+  const TimePoint begin = Now();
+  const TimePoint deadline = begin + seconds(20);
   const auto member = remote_->Join({.node = 2,
                                      .node_name = "host-2:77",
                                      .workers = 4,
@@ -120,7 +122,8 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
   EXPECT_EQ(request.codec.fallback.wire, DType::kFloat16);
   EXPECT_EQ(request.round_timeout, milliseconds(24500));
   // The shard gives up before the caller does, so that its reason still arrives.
-  EXPECT_LT(shard_deadline, deadline);
+  // It counts from the arrival.
+  EXPECT_LT(shard_deadline - (Now() - begin), deadline);
   EXPECT_GT(shard_deadline, deadline - seconds(3));
 }
 
@@ -444,11 +447,11 @@ TEST_F(LoopbackTest, NobodyListeningIsUnavailableWithinTheDeadline) {
   const auto node = RemoteShard::Create(address, {}, metrics_);
   const TimePoint begin = Now();
   const absl::Status status = node->Join(ToShard(2), events_, begin + seconds(1)).status();
-  EXPECT_LT(Now() - begin, seconds(3));
+  EXPECT_LT(Now() - begin, kTestPatience / 2);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Message(status),
-              AllOf(HasSubstr("aggregator shard 2 at " + address), HasSubstr("within 1 s"),
-                    HasSubstr("is it running"), HasSubstr("Connection refused")));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("aggregator shard 2 at " + address),
+                                     ContainsRegex("within (1|0\\.[0-9]) s"),
+                                     HasSubstr("is it running"), HasSubstr("Connection refused")));
 }
 
 TEST_F(LoopbackTest, JoinWaitsForAServerThatStartsLater) {

@@ -12,6 +12,7 @@ namespace {
 
 using std::chrono::seconds;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 TimePoint Soon() { return Now() + kTestPatience; }
@@ -25,7 +26,7 @@ TEST_F(MeasuredLinkTest, LinkIsMeasuredWithoutJoining) {
   ASSERT_TRUE(link.ok()) << link.status();
   // The test runs over loopback on a busy machine, so the bounds are only physical ones.
   EXPECT_GT(link->round_trip, Duration::zero());
-  EXPECT_LT(link->round_trip, took / 5);
+  EXPECT_LE(link->round_trip, took);
   EXPECT_GT(link->bytes_per_second, (64 << 10) / ToSeconds(took));
   EXPECT_TRUE(shard_.joins.Get().empty());
 }
@@ -48,7 +49,7 @@ TEST_F(MeasuredLinkTest, LinkToNobodyIsUnavailableNamingTheAddress) {
   const absl::Status status = node->MeasureLink(1, Now() + seconds(1), {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("aggregator at " + address), HasSubstr("within 1 s"),
+              AllOf(HasSubstr("aggregator at " + address), ContainsRegex("within (1|0\\.[0-9]) s"),
                     HasSubstr("is it running")));
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -97,8 +98,12 @@ TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
   EXPECT_TRUE(events_->failures.Get().empty());
   EXPECT_TRUE(shard_.leaves.Get().empty());
   EXPECT_GT(Resumed("client"), 20);
-  EXPECT_GE(Resumed("server"), Resumed("client"));
-  EXPECT_EQ(shard_.nodes.Get().back()->Reconnections(), Resumed("server"));
+  const double client = Resumed("client");  // connections still break
+  EXPECT_GE(Resumed("server"), client);
+  const auto node = shard_.nodes.Get().back();
+  const TimePoint deadline = Now() + kTestPatience;
+  while (node->Reconnections() != Resumed("server") && Now() < deadline) std::this_thread::yield();
+  EXPECT_LT(Now(), deadline) << "they are counted differently";
 }
 
 TEST_F(ReconnectTest, ShardLearnsHowLongAConnectionMayBeAway) {
@@ -163,6 +168,9 @@ TEST_F(ReconnectTest, PayloadIsReleasedOnceItsResultHasArrived) {
   const std::weak_ptr<const std::string> payload = bytes;
   ASSERT_TRUE(Contribute(0, std::move(bytes)).ok());
   ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
+  // gRPC may report after that that it has sent the chunk.
+  const TimePoint deadline = Now() + kTestPatience;
+  while (!payload.expired() && Now() < deadline) std::this_thread::yield();
   EXPECT_TRUE(payload.expired());
 }
 

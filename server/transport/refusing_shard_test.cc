@@ -19,9 +19,9 @@
 namespace thalweg::refusing_shard_test {
 namespace {
 
-constexpr Duration kGrace = std::chrono::milliseconds(500);
+constexpr Duration kGrace = std::chrono::seconds(2);
 // A pause of 100 ms lets so many attempts begin in this time; the first one comes before it.
-constexpr int kMostAttempts = 1 + 5 + 1;
+constexpr int kMostAttempts = 1 + 20 + 1;
 
 // What a proxy in front of a shard that is gone might answer.
 grpc::Status Refusal() { return {grpc::StatusCode::UNAVAILABLE, "no healthy upstream"}; }

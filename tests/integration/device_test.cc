@@ -208,7 +208,7 @@ TEST(DevicePathTest, AnyCallThatFailsFailsEveryWorkerAndHangsNobody) {
 TEST(DevicePathTest, CloseWithAStalledCopyEndsAndFreesNothingInUse) {
   Cluster cluster(1, 1, 1);
   const auto workers =
-      ConnectDevices(cluster, [](SessionOptions& o) { o.timeout = std::chrono::seconds(1); });
+      ConnectDevices(cluster, [](SessionOptions& o) { o.timeout = std::chrono::seconds(5); });
   Register(workers);
   DeviceWorker& worker = *workers[0];
   const DeviceStream out = worker.out();

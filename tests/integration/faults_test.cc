@@ -11,6 +11,7 @@
 #include <fstream>
 #include <limits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "client/core/hello.h"
@@ -31,6 +32,9 @@ using ::testing::HasSubstr;
 
 const BucketLayout kLayout{DType::kFloat32, {{"w", {2000}}}};
 const std::vector<float> kOnes(2000, 1.0f);
+// Of a worker. The layers below give up at eight and nine tenths of it, and must do so in this
+// order on a busy machine, too.
+constexpr Duration kLayered = std::chrono::seconds(5);
 
 std::span<const std::byte> Gradient() { return std::as_bytes(std::span(kOnes)); }
 
@@ -97,22 +101,29 @@ TEST(WorkerFaultTest, SecondWorkerWithTheSameRankIsRefusedAndTheJobGoesOn) {
   for (auto& outcome : pending) EXPECT_TRUE(Get(outcome).ok());
 }
 
+// Returns why the sidecar refuses a worker, whose own patience has no end.
+std::string RefusalOf(const SessionOptions& options) {
+  auto connection = Connection::Connect(options.sidecar_path, Now() + kTestPatience);
+  EXPECT_TRUE(connection.ok()) << connection.status();
+  EXPECT_TRUE((*connection)->Send(MakeHello(options)).ok());
+  const auto received = (*connection)->Receive(Now() + kTestPatience);
+  EXPECT_TRUE(received.ok()) << received.status();
+  const auto* fail = std::get_if<ipc::Fail>(&received->message);
+  return fail == nullptr ? "it is not refused" : fail->message;
+}
+
 TEST(WorkerFaultTest, WorkerThatDoesNotConnectIsMissedWithinTheTimeout) {
   Cluster cluster(1, 3, 1);
   SessionOptions options = cluster.OptionsFor(0);
   options.timeout = std::chrono::seconds(1);
-  const auto session = Session::Connect(options);
-  EXPECT_EQ(session.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(Message(session), HasSubstr("only 1 of the 3 workers of host0"));
+  EXPECT_THAT(RefusalOf(options), HasSubstr("only 1 of the 3 workers of host0"));
 }
 
 TEST(WorkerFaultTest, NodeThatDoesNotComeIsNamedWithinTheTimeout) {
   Cluster cluster(2, 1, 1);
   SessionOptions options = cluster.OptionsFor(0);
-  options.timeout = std::chrono::seconds(1);
-  const auto session = Session::Connect(options);
-  EXPECT_EQ(session.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(Message(session), HasSubstr("node 1 of 2 did not join"));
+  options.timeout = kLayered;
+  EXPECT_THAT(RefusalOf(options), HasSubstr("node 1 of 2 did not join"));
 }
 
 // Takes contributions and never answers anything, like a process that was stopped.
@@ -195,8 +206,7 @@ TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsDoesNotDelayAnothers) {
 
 TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {
   Cluster cluster(1, 2, 1);
-  auto sessions =
-      cluster.ConnectAll([](SessionOptions& o) { o.timeout = std::chrono::seconds(1); });
+  auto sessions = cluster.ConnectAll([](SessionOptions& o) { o.timeout = kLayered; });
   for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
   auto pending = SubmitAsync(**sessions[0], {0, 0}, Gradient());
   const Outcome result = Get(pending);
@@ -207,8 +217,7 @@ TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {
 
 TEST(WorkerFaultTest, NodeThatDoesNotContributeIsNamedToTheOthers) {
   Cluster cluster(2, 1, 1);
-  auto sessions =
-      cluster.ConnectAll([](SessionOptions& o) { o.timeout = std::chrono::seconds(1); });
+  auto sessions = cluster.ConnectAll([](SessionOptions& o) { o.timeout = kLayered; });
   for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
   auto pending = SubmitAsync(**sessions[0], {0, 0}, Gradient());
   const Outcome result = Get(pending);

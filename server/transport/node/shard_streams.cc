@@ -260,8 +260,10 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
     if (lane.is_asking && lane.reason.empty() && !IsPatienceOver(status)) {
       lane.reason = status.error_message();
     }
-    if (now >= give_up) return false;
-    const TimePoint ask_at = give_up - std::min(kAskingTime, options_.grace / 5);
+    const Duration asking = std::min(kAskingTime, options_.grace / 5);
+    const bool has_asked = lane.is_asking || !lane.reason.empty() || !IsPatienceOver(status);
+    if (now >= give_up && has_asked) return false;
+    const TimePoint ask_at = give_up - asking;
     lane.is_asking = now >= ask_at && lane.reason.empty();
     pause = Remaining(lane.opened + kPauseOfLane, now);
     lane.opened = now + pause;
@@ -269,7 +271,7 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
     lane.broken = std::exchange(lane.stream, std::make_shared<ClientStream>(*this, index));
     stream = lane.stream;
     stream->PrepareAgain(connection.channel, *connection.queue, OpenFor(index, lane),
-                         !lane.is_asking, now < ask_at ? ask_at : give_up);
+                         !lane.is_asking, now < ask_at ? ask_at : std::max(give_up, now + asking));
   }
   if (pause > Duration::zero()) {
     stream->StartAfter(pause, *connection.queue);
