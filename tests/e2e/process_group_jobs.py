@@ -1,6 +1,6 @@
 """Contains jobs on the back end "thalweg": `process_group_jobs.py NAME OUT`.
 
-SEED chooses what `random_collectives` does, PATIENCE the process group's timeout in seconds.
+SEED chooses what `random_collectives` does, PATIENCE how many seconds a call may take that fails.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import job_runner
 import torch
@@ -27,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from waiting import until
 
 from thalweg.cli._look import look_at_sidecar
+
+Options = TypeVar("Options", dist.AllreduceOptions, dist.ReduceOptions)
 
 
 def trained_with_ddp() -> dict[str, Any]:
@@ -183,12 +185,15 @@ def refused() -> list[str]:
 
 def mismatched() -> str:
     """Rank 1 reduces another shape; returns the error."""
+    dist.barrier()
     tensor = torch.ones(3 + (dist.get_rank() == 1))
     return outcome(lambda: dist.all_reduce(tensor))
 
 
 def of_another_root() -> str:
     """Rank 2 calls an operation with rank 1 as root, others with rank 0; returns the error."""
+    # A rank that still makes its group when others fail has the error from `init_process_group`.
+    dist.barrier()
     root = int(dist.get_rank() == 2)
     world, is_root = dist.get_world_size(), dist.get_rank() == root
     tensor, all_ranks = torch.ones(3), [torch.ones(3) for _ in range(world)]
@@ -201,12 +206,19 @@ def of_another_root() -> str:
     return outcome(calls[os.environ["CALL"]])
 
 
+def _patient(options: Options) -> Options:
+    """Limits one call alone: what all ranks take part in before it may take longer."""
+    options.timeout = timedelta(seconds=float(os.environ["PATIENCE"]))
+    return options
+
+
 def of_another_kind() -> str:
     """Rank 2 calls another operation than the others; returns the error."""
-    tensor = torch.ones(3)
+    dist.barrier()
+    tensors, group = [torch.ones(3)], dist.group.WORLD
     if dist.get_rank() == 2:
-        return outcome(lambda: dist.reduce(tensor, 0))
-    return outcome(lambda: dist.all_reduce(tensor))
+        return outcome(lambda: group.reduce(tensors, _patient(dist.ReduceOptions())).wait())
+    return outcome(lambda: group.allreduce(tensors, _patient(dist.AllreduceOptions())).wait())
 
 
 def negated() -> list[float]:
@@ -223,7 +235,8 @@ def deserted() -> str:
     if dist.get_rank() == 1:
         store.wait(["deserted"], timedelta(seconds=60))
         return ""
-    error = outcome(lambda: dist.all_reduce(torch.ones(3)))
+    options = _patient(dist.AllreduceOptions())
+    error = outcome(lambda: dist.group.WORLD.allreduce([torch.ones(3)], options).wait())
     store.set("deserted", "1")
     return error
 
@@ -268,9 +281,8 @@ JOBS = {
 
 
 def main() -> None:
-    patience = timedelta(seconds=float(os.environ.get("PATIENCE", "60")))
     backend = "gloo" if sys.argv[1] == "group_of_one_rank" else "thalweg"
-    job_runner.run(lambda name: JOBS[name](), backend, patience)
+    job_runner.run(lambda name: JOBS[name](), backend, timedelta(seconds=60))
 
 
 if __name__ == "__main__":
