@@ -15,7 +15,9 @@ from harness import TIMEOUT, Job, free_port, servers
 
 from thalweg import _C
 
-PATIENCE = 2.0
+PATIENCE = 10.0  # of workers that wait for what does not come
+LONG = 30.0  # of workers that must hear at once what is wrong, and say so if they wait instead
+AT_ONCE = 15.0  # on a busy machine
 
 
 def connect(sidecar, rank, *, world_size=2, job, timeout=PATIENCE, **changes):
@@ -77,10 +79,10 @@ def sidecar(cluster, job):
 
 def test_workers_that_announce_different_world_sizes_are_refused(sidecar, job):
     (first, second), seconds = together(
-        lambda: connect(sidecar, 0, world_size=2, job=job),
-        lambda: connect(sidecar, 1, world_size=3, local_size=2, job=job),
+        lambda: connect(sidecar, 0, world_size=2, job=job, timeout=LONG),
+        lambda: connect(sidecar, 1, world_size=3, local_size=2, job=job, timeout=LONG),
     )
-    assert seconds < PATIENCE + 5
+    assert seconds < AT_ONCE
     errors = f"{first} {second}"
     assert "world" in errors
     assert "2" in errors
@@ -93,7 +95,7 @@ def test_second_worker_with_the_same_rank_is_refused(sidecar, job):
     results, seconds = together(
         lambda: connect(sidecar, 0, job=job), lambda: connect(sidecar, 0, job=job)
     )
-    assert seconds < PATIENCE + 5
+    assert seconds < PATIENCE + AT_ONCE
     assert all(isinstance(result, Exception) for result in results)
     assert any("rank 0" in str(result) for result in results)
 
@@ -101,13 +103,13 @@ def test_second_worker_with_the_same_rank_is_refused(sidecar, job):
 def test_worker_that_does_not_come_is_named(sidecar, job):
     error = connect(sidecar, 0, job=job)
     assert isinstance(error, TimeoutError)
-    assert "1" in str(error)
+    assert "only 1 of the 2 workers" in str(error)
 
 
 def test_different_codecs_are_refused(sidecar, job):
     results, _ = together(
-        lambda: connect(sidecar, 0, codec="fp16", job=job),
-        lambda: connect(sidecar, 1, codec="fp32", job=job),
+        lambda: connect(sidecar, 0, codec="fp16", job=job, timeout=LONG),
+        lambda: connect(sidecar, 1, codec="fp32", job=job, timeout=LONG),
     )
     assert all(isinstance(result, Exception) for result in results)
     assert any("fp16" in str(result) and "fp32" in str(result) for result in results)
@@ -131,9 +133,10 @@ def test_different_codecs_are_refused(sidecar, job):
 )
 def test_impossible_settings_are_refused_at_once(sidecar, changes, job):
     start = time.monotonic()
-    error = connect(sidecar, **({"rank": 0, "job": job} | changes))
+    error = connect(sidecar, **({"rank": 0, "job": job, "timeout": LONG} | changes))
     assert isinstance(error, Exception)
-    assert time.monotonic() - start < PATIENCE
+    assert not isinstance(error, TimeoutError)
+    assert time.monotonic() - start < AT_ONCE
 
 
 def test_sidecar_that_is_not_there_is_named(tmp_path, job):
@@ -166,7 +169,7 @@ def test_aggregator_that_is_not_there_is_named_to_all_workers(job):
         results, seconds = together(
             lambda: connect(path, 0, job=job), lambda: connect(path, 1, job=job)
         )
-    assert seconds < PATIENCE + 5
+    assert seconds < PATIENCE + AT_ONCE
     for error in results:
         assert isinstance(error, ConnectionError | TimeoutError)
         assert address in str(error)
