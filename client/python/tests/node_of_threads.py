@@ -86,15 +86,13 @@ def bucket(index: int, values: torch.Tensor, last: bool = False) -> SimpleNamesp
     )
 
 
-def make_sums(
-    size: int, nodes: int = 1, world: int | None = None, timeout: float = TIMEOUT
-) -> list[NodeSums]:
+def make_sums(size: int, nodes: int = 1, world: int | None = None) -> list[NodeSums]:
     """Returns the sums of all workers of the node, by local rank."""
     store = dist.HashStore()
 
     def make(local_rank: int) -> NodeSums:
         place = Placement(0, nodes, local_rank, tuple(range(size)))
-        return NodeSums(store, place, world or size * nodes, torch.device("cpu"), timeout)
+        return NodeSums(store, place, world or size * nodes, torch.device("cpu"), TIMEOUT)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(make, range(size)))
@@ -103,8 +101,8 @@ def make_sums(
 class Node:
     """One leader and its followers; `lines` are the followers' ends of their connections."""
 
-    def __init__(self, size: int, timeout: float = TIMEOUT, collective: float = TIMEOUT) -> None:
-        sums = make_sums(size, timeout=collective)
+    def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
+        sums = make_sums(size)
         pairs = [socket.socketpair() for _ in range(size - 1)]
         self.lines = [Line(theirs) for _, theirs in pairs]
         self.session = Session()
@@ -138,9 +136,8 @@ def gradient(index: int, rank: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def node(size: int, timeout: float = TIMEOUT, collective: float = TIMEOUT):
-    """Yields a node. `collective` is the timeout of what Gloo does, in seconds."""
-    made = Node(size, timeout, collective)
+def node(size: int, timeout: float = TIMEOUT):
+    made = Node(size, timeout)
     try:
         yield made
     finally:

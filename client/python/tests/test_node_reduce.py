@@ -5,12 +5,14 @@ session. Real jobs are in tests/e2e/test_node_jobs.py.
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 from node_of_threads import ELEMS, TIMEOUT, bucket, gradient, make_sums, node
 
+from thalweg.node import _follower, _leader
 from thalweg.node._words import SILENCES, Line
 
 SIZES = [2, 3]
@@ -116,11 +118,42 @@ def test_leader_that_dies_is_named_by_its_followers(monkeypatch):
 
 
 def test_collective_that_fails_fails_the_node_and_names_the_others():
-    with node(2, collective=1.0) as made:  # only the timeout tells the leader
+    with node(2) as made:
+        # Only the timeout tells the leader; the two must connect before, for as long as it takes.
+        made.leader._sums._sums.set_timeout(timedelta(seconds=1))
         futures = [made.leader.run_hook(bucket(0, gradient(0, 0)))]
         made.followers[0]._sums._sums.abort()
         [told] = outcomes_of(futures)
         assert "thalweg: a collective with rank 1 of this node failed: " in told
+
+
+@pytest.mark.parametrize("how", ["has left the job", "is gone"])
+def test_follower_that_ends_is_named_where_a_collective_fails_before_it_is_heard(how, monkeypatch):
+    monkeypatch.setattr(_leader, "_CAUSE_SECONDS", TIMEOUT)
+    failed = threading.Event()
+    with node(2) as made:
+        [follower] = made.followers
+        wait, end, send = made.leader._sums.wait, follower._sums.end, follower._line.send
+
+        def note(work):
+            try:
+                wait(work)
+            except RuntimeError:
+                failed.set()
+                raise
+
+        def end_first(words):
+            end(False)  # which ends the leader's collective
+            assert failed.wait(TIMEOUT)
+            if how == "has left the job":
+                send(words)
+
+        monkeypatch.setattr(made.leader._sums, "wait", note)
+        monkeypatch.setattr(follower._line, "send", end_first)
+        monkeypatch.setattr(follower._sums, "end", lambda orderly: None)
+        futures = [made.leader.run_hook(bucket(0, gradient(0, 0)))]
+        follower.close()
+        assert outcomes_of(futures) == [f"thalweg: rank 1 {how}"]
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
@@ -187,7 +220,14 @@ def test_result_that_takes_longer_than_the_timeout_is_waited_for(monkeypatch):
                 enough.set()
         return words
 
-    monkeypatch.setattr(Line, "receive", count)
+    def receive_or_not(self, seconds=None):
+        """Looks twice as often as the leader speaks: a follower also hears nothing for a while."""
+        return count(self, None if seconds is None else seconds / 2)
+
+    monkeypatch.setattr(Line, "receive", receive_or_not)
+    # Time passes by what the leader says: one that is held up has not been silent for long.
+    clock = SimpleNamespace(monotonic=lambda: len(heard) / SILENCES)
+    monkeypatch.setattr(_follower, "time", clock)
     with node(2, timeout=1.0) as made:
         futures = made.backward(0)
         assert enough.wait(TIMEOUT)

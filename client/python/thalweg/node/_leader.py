@@ -14,10 +14,11 @@ import torch
 from torch._C._distributed_c10d import GradBucket, Work
 
 from thalweg import _C
-from thalweg.node._sums import NodeSums, Outcome
+from thalweg.node._sums import CollectiveError, NodeSums, Outcome
 from thalweg.node._words import SILENCES, Line, Words
 
 CLOSED = "thalweg: the session was closed"
+_CAUSE_SECONDS = 1.0  # from a collective's error to a follower's last words, which tell the cause
 
 
 @dataclass(eq=False)
@@ -125,12 +126,29 @@ class Leader:
                 self._events.get(timeout=interval)()
             except queue.Empty:
                 pass
+            except CollectiveError as error:
+                self._fail_by(error)
             except Exception as error:  # noqa: BLE001 - whatever it is, all workers must hear of it
                 self._fail(str(error))
             # Followers that wait for a result interpret silence as the leader's end. They may have
             # begun a step that this worker will come to much later.
             if time.monotonic() - self._told >= interval:
                 self._tell({"kind": "working"})
+
+    def _fail_by(self, error: CollectiveError) -> None:
+        """Fails for the cause of a collective's error: a listener may still have to tell it."""
+        deadline = time.monotonic() + min(_CAUSE_SECONDS, self._timeout / SILENCES)
+        while not self._ended and not self._leaver:
+            try:
+                self._events.get(timeout=max(deadline - time.monotonic(), 0))()
+            except queue.Empty:
+                break
+            except CollectiveError:  # of another bucket, or of this one again
+                pass
+            except Exception as cause:  # noqa: BLE001 - as above
+                self._fail(str(cause))
+        if not self._ended:
+            self._fail(self._leaver or str(error))
 
     def _wake(self, _: object) -> None:
         self._events.put(self._advance)

@@ -28,6 +28,10 @@ Outcome = torch.futures.Future[torch.Tensor]
 LEADER = 0  # local rank
 
 
+class CollectiveError(RuntimeError):
+    """A collective failed. Why is better known to whoever lost the connection to a worker."""
+
+
 class _Group(Protocol):
     """The used part of torch's backends, whose types do not declare it."""
 
@@ -105,11 +109,11 @@ class NodeSums:
         return self._results.broadcast([result], options)
 
     def wait(self, work: Work) -> None:
-        """Waits for `work`; on a GPU, only the current stream waits. Raises RuntimeError."""
+        """Waits for `work`; on a GPU, only the current stream waits. Raises CollectiveError."""
         try:
             work.wait()
         except RuntimeError as error:
-            raise RuntimeError(
+            raise CollectiveError(
                 f"thalweg: a collective with rank {self._others} of this node failed: {error}"
             ) from error
 
