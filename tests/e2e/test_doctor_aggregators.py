@@ -44,8 +44,9 @@ def ports(tmp_path_factory):
         ("tls", "other ca", "FAIL  aggregator 0: PORT: its certificate is not one of THALWEG_TLS_"),
     ],
 )
-def test_doctor_says_what_answers_at_a_port(ports, port, variables, said):
+def test_doctor_says_what_answers_at_a_port(ports, port, variables, said, monkeypatch):
     addresses, environments = ports
+    monkeypatch.setattr("thalweg.cli._doctor._CONNECT_SECONDS", 20.0)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         for name, value in environments[variables].items():
             patch.setenv(name, value)
@@ -78,7 +79,7 @@ def test_error_of_a_job_asks_what_the_port_is(ports, tmp_path, port, asked):
         for _ in range(2):
             cluster.add_sidecar(aggregators=ports[0][port])
         sockets = [sidecar.address for sidecar in cluster.sidecars]
-        env = {"THALWEG_CODEC": "fp16", "THALWEG_TIMEOUT": "2"}
+        env = {"THALWEG_CODEC": "fp16", "THALWEG_TIMEOUT": "10"}
         job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
         workers = job.wait()
     for worker in workers:

@@ -2,10 +2,19 @@
 
 import math
 
+import pytest
 from harness import servers
 from watched import api, watched_job
 
 from thalweg.cli import main
+
+
+@pytest.fixture(autouse=True)
+def on_machines_of_any_speed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # hides kubectl
+    monkeypatch.setattr("thalweg.cli._cluster._CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr("thalweg.cli._cluster._SILENT_SECONDS", math.inf)
+    monkeypatch.setattr("thalweg.cli._http._ANSWER_SECONDS", 60.0)
 
 
 def doctor(grpc, http, capsys):
@@ -15,10 +24,7 @@ def doctor(grpc, http, capsys):
     return code, capsys.readouterr().out
 
 
-def test_running_job_on_shards_that_answer_is_ok(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))  # hides kubectl
-    # The limit holds on machines of any speed.
-    monkeypatch.setattr("thalweg.cli._cluster._SILENT_SECONDS", math.inf)
+def test_running_job_on_shards_that_answer_is_ok(tmp_path, capsys):
     with watched_job(tmp_path) as watched:
         watched.step(1)
         shard = watched.cluster.aggregators[0]
@@ -33,8 +39,7 @@ def test_running_job_on_shards_that_answer_is_ok(tmp_path, monkeypatch, capsys):
     assert out.endswith(("\n3 ok, 1 warn, 0 FAIL\n", "\n4 ok, 0 warn, 0 FAIL\n"))
 
 
-def test_shard_that_is_gone_and_ports_that_are_mixed_up_fail(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_shard_that_is_gone_and_ports_that_are_mixed_up_fail(capsys):
     with servers(shards=2) as cluster:
         first, second = cluster.aggregators
         assert doctor([first.address], [first.http], capsys)[0] == 0

@@ -29,9 +29,10 @@ def secured(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_kubectl(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    # The limit holds on machines of any speed.
+def on_machines_of_any_speed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # hides kubectl
+    monkeypatch.setattr("thalweg.cli._cluster._CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr("thalweg.cli._http._ANSWER_SECONDS", 60.0)
     monkeypatch.setattr("thalweg.cli._cluster._SILENT_SECONDS", math.inf)
 
 
