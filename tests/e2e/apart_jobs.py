@@ -14,6 +14,7 @@ import job_runner
 import torch
 import torch.distributed as dist
 from digests import digest
+from endings import is_over
 from jobs import outcome
 from torch import nn
 
@@ -110,9 +111,10 @@ def _behind(step: int, lag: int) -> int:
 
 
 def in_step() -> dict[str, Any]:
-    """All train as fast as they can."""
+    """All train as fast as they can, STEPS or until there is a file UNTIL."""
     trainer = Trainer()
-    trainer.train(STEPS)
+    while not is_over(trainer.step, STEPS):
+        trainer.train(1)
     trainer.optimizer.finish()
     return {"digest": digest(trainer.model)}
 

@@ -9,8 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
-from harness import DEADLINE
-from waiting import until
+from harness import Job
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 _BYTES = 1 << 16
@@ -37,16 +36,13 @@ class BreakingProxy:
     def reset(self) -> None:
         self._wake.send(b"r")
 
-    def reset_until(self, is_over: Callable[[], bool]) -> None:
-        """Resets ten times a second until then; fails at the harness's deadline."""
-
-        def is_over_now() -> bool:
-            if is_over():
-                return True
+    def reset_often(self, job: Job, count: int, pause: Callable[[], int] = lambda: 1) -> None:
+        """Resets until `count` connections were reset, each time after `pause` more rounds of the
+        job, which must not end before: attempts that never get far would make it give up.
+        """
+        while self.resets < count:
+            job.await_rounds(pause())
             self.reset()
-            return False
-
-        until("the end of the resets", is_over_now, DEADLINE, every=0.1)
 
     def close(self) -> None:
         self._wake.send(b"q")

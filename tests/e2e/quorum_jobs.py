@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from apart_jobs import make_model, save, store
 from digests import digest
+from endings import is_over
 from jobs import outcome
 from torch import nn
 
@@ -101,9 +102,12 @@ def slow_one() -> dict[str, Any]:
 
 
 def at_will() -> dict[str, Any]:
-    """All exchange as fast as they can, rank R by R + 1 exchanges more than EXCHANGES."""
+    """All exchange as fast as they can, rank R by R + 1 exchanges more than EXCHANGES, or until
+    there is a file UNTIL.
+    """
     trainer = Trainer()
-    trainer.train(EXCHANGES + dist.get_rank() + 1)
+    while not is_over(trainer.exchange, EXCHANGES + dist.get_rank() + 1):
+        trainer.train(1)
     trainer.optimizer.finish()
     return {"digest": digest(trainer.model)}
 
