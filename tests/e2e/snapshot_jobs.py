@@ -1,8 +1,9 @@
 """Contains jobs whose shards take snapshots: `snapshot_jobs.py NAME OUT`.
 
-EVERY is the number of steps between two snapshots, STEPS how many the training has, and PROGRESS a
-file into which the first worker writes how many steps it has tried, and how often it has gone back.
-FOLDERS are those of aggregators of an earlier training, which this one goes on from.
+EVERY is the number of steps between two snapshots, STEPS how many the training has if it does not
+go on until there is a file UNTIL, and PROGRESS a file into which the first worker writes how many
+steps it has tried, and how often it has gone back. FOLDERS are those of aggregators of an earlier
+training, which this one goes on from.
 """
 
 import os
@@ -14,6 +15,7 @@ import job_runner
 import torch
 import torch.distributed as dist
 from digests import digest
+from endings import is_over
 from jobs import outcome
 from torch import nn
 
@@ -57,12 +59,11 @@ def trained_through_losses() -> dict[str, Any]:
     """Trains, and goes back when it must. Returns how far, and what the weights were then."""
     model = _model()
     optimizer = _served(model)
-    expected = alone(STEPS)
     loaded = _loaded(optimizer)
     step, tried = loaded, 0
     rolled_back: list[int] = []
-    wrong = [step] if digest(model) != expected[step] else []
-    while step < STEPS:
+    restored = [(step, digest(model))]
+    while not is_over(step, STEPS):
         tried += 1
         try:
             optimizer.zero_grad()
@@ -72,17 +73,17 @@ def trained_through_losses() -> dict[str, Any]:
         except RolledBack as lost:
             step = lost.step
             rolled_back.append(step)
-            if digest(model) != expected[step]:
-                wrong.append(step)
+            restored.append((step, digest(model)))
         _tell(tried, len(rolled_back))
     model.state_dict()  # with overlap, the last weights may still be on their way
+    expected = alone(step)
     return {
         "rolled back": rolled_back,
-        "wrong": wrong,
+        "wrong": [at for at, weights in restored if weights != expected[at]],
         "loaded": loaded,
         "updates": optimizer.updates,
         "weights": digest(model),
-        "expected": expected[STEPS],
+        "expected": expected[step],
     }
 
 

@@ -23,13 +23,17 @@ class Cluster:
     """Aggregators with folders for snapshots, two nodes, and a job that trains on them."""
 
     def __init__(self, running, tmp_path: Path, name="trained_through_losses", shards=2, **env):
+        """Without STEPS the training goes on until results()."""
         self.running = running
+        self.over = tmp_path / "over"
         self.folders = [tmp_path / f"state{number}" for number in range(shards)]
         for folder in self.folders:
             running.add_aggregator("--state-dir", str(folder))
         sidecars = [running.add_sidecar(env={"THALWEG_RECONNECT": "2"}).address for _ in range(2)]
         self.progress = tmp_path / "progress"
         variables = {"EVERY": str(EVERY), "PROGRESS": str(self.progress)} | env
+        if "STEPS" not in env:
+            variables["UNTIL"] = str(self.over)
         self.job = Job(name, running, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
 
     def told(self) -> tuple[int, int]:
@@ -40,8 +44,11 @@ class Cluster:
         return tried, rolled_back
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
-        # The workers compute beforehand what weights they expect, which takes a while.
-        self.job.until(what, holds, PATIENCE, every=0.001)
+        self.job.until(what, holds, every=0.001)
+
+    def results(self):
+        self.over.touch()
+        return self.job.results(PATIENCE)  # the workers compute what weights they expect
 
     def await_steps(self, more: int) -> None:
         last = self.told()[0] + more
@@ -89,9 +96,8 @@ def lose_at_random(tmp_path: Path, kills: int, **env: str) -> None:
     seed = int(os.environ.get("SEED") or secrets.randbits(32))
     print(f"SEED={seed}")
     chance = random.Random(seed)
-    steps = str(120 * kills)
     with servers() as running:
-        cluster = Cluster(running, tmp_path, STEPS=steps, **env)
+        cluster = Cluster(running, tmp_path, **env)
         cluster.until("snapshots", lambda: all(cluster.files(number) for number in (0, 1)))
         for kill in range(1, kills + 1):
             cluster.await_steps(chance.randrange(3 * EVERY))
@@ -101,7 +107,7 @@ def lose_at_random(tmp_path: Path, kills: int, **env: str) -> None:
             cluster.kill(*victims)
             cluster.restart()
             cluster.until("the way back", lambda: cluster.told()[1] == kill)  # noqa: B023
-        assert_exact(cluster.job.results(PATIENCE), kills)
+        assert_exact(cluster.results(), kills)
 
 
 @pytest.mark.parametrize("overlap", [{}, {"OVERLAP": "1"}], ids=["waiting", "overlapping"])
@@ -117,19 +123,20 @@ def test_fifty_random_kills_never_leave_a_torn_state(tmp_path):
 
 def test_damaged_snapshot_is_named_and_the_one_before_it_is_used(tmp_path, capfd):
     with servers() as running:
-        cluster = Cluster(running, tmp_path, STEPS="200")
-        cluster.until("two snapshots", lambda: all(len(cluster.files(n)) >= 2 for n in (0, 1)))
+        cluster = Cluster(running, tmp_path)
+
+        def common() -> list[str]:
+            names = [{path.name for path in cluster.files(number)} for number in (0, 1)]
+            return sorted(names[0] & names[1], key=lambda name: _order(Path(name)))
+
+        cluster.until("two snapshots", lambda: len(common()) >= 2)
         cluster.kill(0, 1)
-        common = sorted(
-            {path.name for path in cluster.files(0)} & {path.name for path in cluster.files(1)},
-            key=lambda name: _order(Path(name)),
-        )
-        before, damaged = common[-2:]
+        before, damaged = common()[-2:]
         path = next(cluster.folders[1].glob(f"*/{damaged}"))
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 1)
         cluster.restart()
-        results = cluster.job.results()
+        results = cluster.results()
     assert_exact(results, 1)
     assert results[0]["rolled back"] == [_order(Path(before))[1]]
     assert f"{path} is cut off" in capfd.readouterr().err
@@ -137,20 +144,24 @@ def test_damaged_snapshot_is_named_and_the_one_before_it_is_used(tmp_path, capfd
 
 def test_full_disk_fails_the_snapshot_and_not_the_job(tmp_path):
     with servers() as running:
-        steps = 300
-        cluster = Cluster(running, tmp_path, STEPS=str(steps))
+        cluster = Cluster(running, tmp_path)
         cluster.until("a snapshot", lambda: bool(cluster.files(1)))
         first = cluster.files(1)[0]
-        for step in range(EVERY, steps, EVERY):
-            with contextlib.suppress(FileExistsError):  # it is being written
-                path = first.with_name(f"{_order(first)[0]}-{step}.snapshot.unfinished")
-                path.symlink_to("/dev/full")
-        results = cluster.job.results()
-        failed = metric(
-            running.aggregators[1], "thalweg_shard_snapshots_total", 'outcome="resource_exhausted"'
-        )
-    assert_exact(results, 0)
-    assert failed > 0
+
+        def fails() -> bool:
+            now = cluster.told()[0] // EVERY * EVERY
+            for step in range(now + EVERY, now + 10 * EVERY, EVERY):
+                with contextlib.suppress(FileExistsError):
+                    path = first.with_name(f"{_order(first)[0]}-{step}.snapshot.unfinished")
+                    path.symlink_to("/dev/full")
+            return failed() > 0
+
+        def failed() -> float:
+            label = 'outcome="resource_exhausted"'
+            return metric(running.aggregators[1], "thalweg_shard_snapshots_total", label)
+
+        cluster.until("a snapshot that fails", fails)
+        assert_exact(cluster.results(), 0)
 
 
 def test_shard_without_a_folder_is_named_when_the_optimizer_is_made(tmp_path):
@@ -164,8 +175,9 @@ def test_shard_without_a_folder_is_named_when_the_optimizer_is_made(tmp_path):
 
 
 def test_shard_that_does_not_come_back_ends_the_job_with_its_name(tmp_path):
+    env = {"THALWEG_TIMEOUT": "10", "THALWEG_RECONNECT": "2"}
     with servers() as running:
-        cluster = Cluster(running, tmp_path, "trained_on_and_on", THALWEG_TIMEOUT="3")
+        cluster = Cluster(running, tmp_path, "trained_on_and_on", **env)
         cluster.await_steps(2 * EVERY)
         cluster.kill(1)
         results = cluster.job.results()
