@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from harness import TIMEOUT, Job, Servers, servers
+from harness import Job, Servers, servers
 
 JOBS = Path(__file__).parent / "node_jobs.py"
+# Workers that do not notice that a connection ends hear of it when this is over. Those that do need
+# seconds on a busy machine.
+PATIENCE = {"THALWEG_TIMEOUT": "60", "THALWEG_STEP_TIMEOUT": "60"}
+AT_ONCE = 30.0
 
 
 def start(
@@ -83,12 +87,12 @@ def test_codecs_state_goes_on_from_a_checkpoint_bit_for_bit(two_nodes):
 
 def test_leader_that_dies_is_named_by_its_follower_at_once(tmp_path):
     with servers(nodes=1) as cluster:
-        job = start("bereft", cluster, tmp_path, [0, 0], {"NODE_JOB_VICTIM": "rank 0"})
+        job = start("bereft", cluster, tmp_path, [0, 0], PATIENCE | {"NODE_JOB_VICTIM": "rank 0"})
         workers = job.wait()
     assert workers[0].code == -signal.SIGKILL
     assert workers[1].code == 0, job.output
     # because the connection ends, not because it is silent
-    assert workers[1].result["seconds"] < TIMEOUT / 2
+    assert workers[1].result["seconds"] < AT_ONCE
     for key in ("error", "again", "status"):
         assert (
             "rank 0, which speaks to the sidecar for this node, is gone" in workers[1].result[key]
@@ -97,12 +101,14 @@ def test_leader_that_dies_is_named_by_its_follower_at_once(tmp_path):
 
 def test_follower_that_dies_fails_the_workers_of_all_nodes_at_once(tmp_path):
     with servers(nodes=2, shards=1) as cluster:
-        job = start("bereft", cluster, tmp_path, [0, 0, 1], {"NODE_JOB_VICTIM": "rank 1"})
+        job = start(
+            "bereft", cluster, tmp_path, [0, 0, 1], PATIENCE | {"NODE_JOB_VICTIM": "rank 1"}
+        )
         workers = job.wait()
     assert workers[1].code == -signal.SIGKILL
     for worker, expected in ((workers[0], "rank 1"), (workers[2], "node 0")):
         assert worker.code == 0, job.output
-        assert worker.result["seconds"] < TIMEOUT / 2
+        assert worker.result["seconds"] < AT_ONCE
         for key in ("error", "again", "status"):
             assert expected in worker.result[key]
 
@@ -110,14 +116,15 @@ def test_follower_that_dies_fails_the_workers_of_all_nodes_at_once(tmp_path):
 def test_sidecar_that_dies_and_stays_away_fails_all_workers_of_its_node_with_the_reason(tmp_path):
     with servers(nodes=1) as cluster:
         sidecar = cluster.sidecars[0]
-        variables = {"NODE_JOB_VICTIM": f"pid {sidecar.process.pid}", "THALWEG_RECONNECT": "1"}
+        variables = PATIENCE | {"THALWEG_RECONNECT": "1"}
+        variables["NODE_JOB_VICTIM"] = f"pid {sidecar.process.pid}"
         results = start("bereft", cluster, tmp_path, [0, 0], variables).results()
         for left in (sidecar.address, f"{sidecar.address}.lock"):
             Path(left).unlink()
     for result in results:
         assert f"the sidecar at {sidecar.address} is gone" in result["error"]
         assert "within 1 s (THALWEG_RECONNECT) no other process" in result["error"]
-        assert result["seconds"] < TIMEOUT / 2
+        assert result["seconds"] < AT_ONCE
 
 
 def test_choices_are_those_of_the_environment_and_wrong_ones_are_refused(tmp_path):
