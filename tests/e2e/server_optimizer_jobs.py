@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from digests import digest
-from endings import is_over
 from jobs import outcome
 from server_optimizer_every_way import go_on, trained_every_way
 from server_optimizer_faults import broken, left_early, misused, two_scalers
@@ -27,15 +26,12 @@ STEPS = int(os.environ.get("STEPS", "30"))
 
 
 def trained() -> dict[str, Any]:
-    """Trains with the optimizer on the servers, STEPS or until there is a file UNTIL, and as long
-    with it on the workers; returns digests.
-    """
+    """Trains with the optimizer on the servers, and as long on the workers; returns digests."""
     case = os.environ["OPTIMIZER"]
     passes = int(os.environ.get("PASSES", "1"))
     ours, theirs = on_servers(case), on_workers(case)
     before = digest(ours.model)
-    while not is_over(ours.step, STEPS):
-        ours.train(1, passes)
+    ours.train_to_the_end(STEPS, passes)
     del ours.scaler  # the smallest scale of a process is taken for all of its gradients
     theirs.train(ours.step, passes)
     ours.model.state_dict()  # with overlap, the last weights may still be on their way

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from endings import is_over
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -122,6 +123,11 @@ class Trainer:
             self.skipped += self.scaler.get_scale() < before
             self.scheduler.step()
             self.step += 1
+
+    def train_to_the_end(self, steps: int, passes: int) -> None:
+        """Takes so many steps, or goes on until there is a file UNTIL."""
+        while not is_over(self.step, steps):
+            self.train(1, passes)
 
     def idles(self) -> bool:
         """Whether this rank has no gradient in this step.
