@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from digests import digest
 from jobs import job, main, outcome
 from powersgd_jobs import Net, step
 from torch.nn.parallel import DistributedDataParallel
-from waiting import pass_time
 
 import thalweg.ddp
 
@@ -115,14 +116,26 @@ def ordinary() -> dict[str, Any]:
 
 @job
 def one_comes_late() -> dict[str, Any]:
-    """Resumes, with another rank that comes to its first step later than THALWEG_TIMEOUT."""
+    """Resumes, with another rank that comes to its first step when the first has warned of it,
+    which is later than THALWEG_TIMEOUT.
+    """
+    store = dist.distributed_c10d._get_default_store()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "rank 1 has not come to the first" in record.getMessage():
+                store.set("warned", "")
+
     first = Training()
     straight = first.train(SAVED_AFTER)
     first.save(path(), state=False)
     second = Training()
     second.load(path())
-    if dist.get_rank() == 1:
-        pass_time(1.5 * float(os.environ["THALWEG_TIMEOUT"]))
+    if dist.get_rank() == 0:
+        logging.getLogger("thalweg").addHandler(Heard())
+    else:
+        with contextlib.suppress(RuntimeError):  # the test looks for what was said
+            store.wait(["warned"], timedelta(seconds=45))
     return finish({"straight": straight, "resumed": second.train(3)}, first, second)
 
 

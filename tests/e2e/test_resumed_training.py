@@ -12,6 +12,7 @@ from harness import Job, environment, servers
 
 HERE = Path(__file__).parent
 COST = HERE.parents[1] / "scripts" / "resume_cost.py"
+LATE = {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "60"}
 
 
 def run(name, tmp_path, *, nodes=2, env=None, script="resume_jobs.py"):
@@ -50,17 +51,17 @@ def test_run_on_one_node_in_between_loses_no_step_counts_and_factors(tmp_path):
 
 
 def test_worker_that_comes_late_to_its_first_step_is_waited_for(tmp_path):
-    results, said = run("one_comes_late", tmp_path, env={"THALWEG_TIMEOUT": "2"})
+    results, said = run("one_comes_late", tmp_path, env=LATE)
     for result in results:
         assert compressed(result["resumed"], result["straight"][0]) == [True] * 3
-    assert "waits for at most 10 s (THALWEG_STEP_TIMEOUT): rank 1 has not come to the first" in said
+    assert "waits for at most 60 s (THALWEG_STEP_TIMEOUT): rank 1 has not come to the first" in said
     assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
     assert "begins anew" not in said
 
 
 def test_job_that_ends_before_the_first_step_fails_it_long_before_the_step_timeout(tmp_path):
     # Otherwise the tests' own limit ends this one.
-    env = {"THALWEG_TIMEOUT": "2", "THALWEG_STEP_TIMEOUT": "600"}
+    env = {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "600"}
     [error, gone], _ = run("one_ends_early", tmp_path, env=env, script="resume_again_jobs.py")
     assert gone == "gone"
     assert "RuntimeError: thalweg: " in error
