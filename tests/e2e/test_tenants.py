@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -53,6 +54,9 @@ class Shared:
         """Returns the socket of a sidecar whose certificate has these names."""
         secret = self.authority.issue(name, "127.0.0.1", *names)
         return self.cluster.add_sidecar(*flags, env=secret.environment()).address
+
+    def jobs(self):
+        return json.loads(self.cluster.page(self.shard, "/api/v1/jobs"))["jobs"]
 
     def refused(self, reason):
         page = self.cluster.page(self.shard)
@@ -104,6 +108,7 @@ def test_tenant_beyond_its_quota_is_refused_while_others_go_on(tmp_path):
             of_one(b, "b-1")
             [mean] = Averaging(first, [ELEMENTS]).means([torch.ones(ELEMENTS)])
             assert torch.equal(mean, torch.ones(ELEMENTS))
+        until("the end of the jobs", lambda: not running.jobs(), TIMEOUT, every=0.02)
         of_one(a, "a-3")
 
 
