@@ -26,7 +26,7 @@ from thalweg._job._addresses import free_port
 from thalweg._job._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"
-TIMEOUT = 10.0  # THALWEG_TIMEOUT and THALWEG_STEP_TIMEOUT of the jobs
+TIMEOUT = 30.0  # THALWEG_TIMEOUT and THALWEG_STEP_TIMEOUT of the jobs
 # A failing worker must have ended by then: its timeout, and the time torch needs to load and exit.
 DEADLINE = 90.0
 
@@ -64,7 +64,7 @@ class Servers:
     def _start(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Server:
         variables = environment(self.folder) | dict(self.env) | dict(env or {})
         server = Server(name, argv, env=variables)
-        server.wait_ready(20)
+        server.wait_ready(TIMEOUT)
         return server
 
     def page(self, server: Server, path: str = "/metrics") -> str:

@@ -16,6 +16,7 @@ from harness import DEADLINE, Job, metric, servers
 JOBS = Path(reconnecting_jobs.__file__)
 KILLS = 6
 BUCKETS = 60  # between kills, of about 6 in a step
+PATIENT = {"THALWEG_RECONNECT": "60"}  # a restart may take long where others have the machine
 BY_AGGREGATORS, HOSTED = "aggregators", "hosted shards"
 
 
@@ -48,16 +49,16 @@ def await_return(server, job):
     job.until("the sidecar's return", is_back)
 
 
-def add_sidecars(cluster, way, nodes, *flags):
+def add_sidecars(cluster, way, nodes, *flags, env=PATIENT):
     listen = () if way == BY_AGGREGATORS else ("--shard-listen", "127.0.0.1:0")
-    return [cluster.add_sidecar(*flags, *listen) for _ in range(nodes)]
+    return [cluster.add_sidecar(*flags, *listen, env=env) for _ in range(nodes)]
 
 
 def train(cluster, folder, sidecars, codec, *, local=1, steps=None, env=None):
     """Starts a job; without `steps` it goes on until there is a file `over` in `folder`."""
     folder.mkdir()
     end = {"UNTIL": str(folder / "over")} if steps is None else {"STEPS": str(steps)}
-    variables = {"CODEC": codec, **end, **(env or {})}
+    variables = {"CODEC": codec, **end, **(env or PATIENT)}
     sidecar_of = [sidecar.address for sidecar in sidecars for _ in range(local)]
     return Job("train", cluster, folder, sidecar_of=sidecar_of, env=variables, jobs=JOBS)
 
@@ -135,7 +136,7 @@ def test_fifty_kills_of_sidecars_change_no_weight(way, codec, tmp_path):
 
 def test_sidecar_that_does_not_come_back_is_named(tmp_path):
     with servers() as cluster:
-        sidecars = add_sidecars(cluster, HOSTED, 2)
+        sidecars = add_sidecars(cluster, HOSTED, 2, env=None)
         job = train(cluster, tmp_path / "job", sidecars, "fp32", env={"THALWEG_RECONNECT": "1"})
         await_buckets(sidecars[0], job, BUCKETS)
         sidecars[1].process.kill()
@@ -172,7 +173,7 @@ def test_job_with_auto_goes_on_with_what_the_dead_process_had_chosen(tmp_path):
 
 def test_job_that_cannot_go_on_with_another_process_says_why(tmp_path):
     with servers() as cluster:
-        sidecars = add_sidecars(cluster, HOSTED, 2, "--respawn")
+        sidecars = add_sidecars(cluster, HOSTED, 2, "--respawn", env=None)
         job = train(cluster, tmp_path / "job", sidecars, "fp32", env={"THALWEG_RECONNECT": "0"})
         await_buckets(sidecars[0], job, BUCKETS)
         kill(sidecars[1])
@@ -185,7 +186,7 @@ def test_job_that_cannot_go_on_with_another_process_says_why(tmp_path):
 def test_process_to_which_no_worker_comes_back_ends_long_before_the_first_one_may_come(tmp_path):
     flags = ("--respawn", "--exit-when-idle", "--timeout", "3600", "--reconnect", "1")
     with servers() as cluster:
-        (sidecar,) = add_sidecars(cluster, BY_AGGREGATORS, 1, *flags)
+        (sidecar,) = add_sidecars(cluster, BY_AGGREGATORS, 1, *flags, env=None)
         env = {"THALWEG_RECONNECT": "0"}
         job = train(cluster, tmp_path / "job", [sidecar], "fp32", local=2, env=env)
         await_buckets(sidecar, job, BUCKETS)

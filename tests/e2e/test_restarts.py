@@ -14,6 +14,7 @@ from harness import DEADLINE, Job, metric, servers
 JOBS = Path(reconnecting_jobs.__file__)
 KILLS = 4
 ROUNDS = 50  # between kills
+PATIENT = {"THALWEG_RECONNECT": "60"}  # a restart may take long where others have the machine
 
 
 def await_resumption(aggregator, job):
@@ -27,7 +28,7 @@ def returns(cluster):
     return [metric(sidecar, name) for sidecar in cluster.sidecars]
 
 
-def train(cluster, folder, codec, steps=None, env=None):
+def train(cluster, folder, codec, steps=None, env=PATIENT):
     """Starts a job; without `steps` it goes on until there is a file `over` in `folder`."""
     folder.mkdir()
     sidecars = [cluster.add_sidecar(env=env).address for _ in range(2)]
@@ -74,7 +75,7 @@ def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
 def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path):
     patience, pauses, parameters = 300.0, [], []
     with servers(shards=2) as cluster:
-        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        sidecars = [cluster.add_sidecar(env=PATIENT).address for _ in range(2)]
         for kills in (0, KILLS):
             folder = tmp_path / str(kills)
             folder.mkdir()
