@@ -227,8 +227,9 @@ absl::Status Collectives::OnCollectedPart(const ipc::CollectedPart& message) {
   const auto arena = results_.find(message.arena);
   const uint64_t size = found == pending_.end() ? 0 : SizeOf(found->second.got);
   const uint64_t room = arena == results_.end() ? 0 : arena->second->payload_bytes();
-  if (message.begin > size || message.bytes > size - message.begin || message.offset > room ||
-      size > room - message.offset) {
+  const bool is_known = found != pending_.end() && arena != results_.end();
+  if (!is_known || message.begin > size || message.bytes > size - message.begin ||
+      message.offset > room || size > room - message.offset) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the sidecar names bytes ", message.begin, " to ", message.begin + message.bytes,
         " of collective ", message.sequence, " of group ", message.group, ", which has ", size));

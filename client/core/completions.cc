@@ -57,10 +57,24 @@ void Completions::StandInFor(int lane) {
 void Completions::StandInForLate(TimePoint now, Duration patience) {
   MutexLock lock(mutex_);
   for (size_t number = 0; !is_closed_ && number < lanes_.size(); ++number) {
-    const Lane& lane = *lanes_[number];
+    Lane& lane = *lanes_[number];
     const bool is_late = lane.busy_since && now - *lane.busy_since > patience;
-    if (is_late && !lane.calls.empty()) AddThread(number);
+    if (!is_late || lane.calls.empty()) continue;
+    lane.late.insert(lane.current);
+    AddThread(number);
   }
+}
+
+absl::Status Completions::AwaitTurn(TimePoint deadline) {
+  if (here.owner != this) return absl::OkStatus();
+  MutexLock lock(mutex_);
+  const auto is_its_turn = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::set<size_t>& late = lanes_[static_cast<size_t>(here.lane)]->late;
+    return is_closed_ || overtakes_ || late.empty() || *late.begin() >= here.thread;
+  };
+  if (changed_.WaitUntil(mutex_, deadline, is_its_turn)) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      "an earlier callback has not returned, whose collectives come before those of this one");
 }
 
 void Completions::Add(int lane, Call call) {
@@ -97,6 +111,7 @@ void Completions::Run(size_t number, size_t thread) {
     {
       MutexLock lock(mutex_);
       Lane& lane = *lanes_[number];
+      if (lane.late.erase(thread) > 0) changed_.NotifyAll();
       if (thread != lane.current) {
         lane.over.push_back(thread);
         return;

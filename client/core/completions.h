@@ -5,10 +5,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
@@ -46,6 +48,10 @@ class Completions {
   void StandInFor(int lane);
   // Does so for lanes whose call has run for longer than `patience` while others wait.
   void StandInForLate(TimePoint now, Duration patience);
+  // For a call that begins what has an order among the ranks. Calls that StandInForLate has left
+  // behind come first: waits until those of the calling thread's lane have returned, or no call
+  // waits for another any more. DeadlineExceeded: they have not by then.
+  absl::Status AwaitTurn(TimePoint deadline);
   // From now on no call waits for those that are running, neither those added before nor later: for
   // news that may be what a running call waits for. They are made in order, on a lane of their own.
   void Overtake();
@@ -61,6 +67,7 @@ class Completions {
     std::optional<TimePoint> busy_since = std::nullopt;  // of that one; nothing: it waits
     std::map<size_t, Thread> threads = {};               // by number
     std::vector<size_t> over = {};                       // those that were left behind and are done
+    std::set<size_t> late = {};                          // left behind for their time, and not done
   };
   std::deque<Call>& CallsOf(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddThread(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

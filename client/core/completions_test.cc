@@ -5,6 +5,8 @@
 #include <future>
 #include <vector>
 
+#include "core/base/testing/test_patience.h"
+
 namespace thalweg::completions_test {
 namespace {
 
@@ -136,6 +138,35 @@ TEST(CompletionsTest, CallThatRunsForLongIsLeftBehindWhereOthersWait) {
   completions.StandInForLate(Now() + 2 * kPatience, kPatience);
   told.get();
   end.set_value();
+}
+
+TEST(CompletionsTest, CallThatOvertakesALateOneWaitsForItsTurnToBegin) {
+  for (const bool gives_up : {false, true}) {
+    Completions completions;
+    std::promise<void> begun, end, overtakes;
+    std::promise<absl::Status> turn;
+    completions.Add(0, [&] {
+      begun.set_value();
+      end.get_future().get();
+      EXPECT_TRUE(completions.AwaitTurn(Now()).ok());  // it is the first
+    });
+    begun.get_future().get();
+    completions.Add(0, [&] {
+      overtakes.set_value();
+      turn.set_value(completions.AwaitTurn(gives_up ? Now() : Now() + kTestPatience));
+    });
+    completions.StandInForLate(Now() + 2 * kTestPatience, kTestPatience);
+    overtakes.get_future().get();
+    std::future<absl::Status> told = turn.get_future();
+    if (gives_up) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(told.get()));
+      end.set_value();
+    } else {
+      EXPECT_EQ(told.wait_for(std::chrono::milliseconds(1)), std::future_status::timeout);
+      end.set_value();
+      EXPECT_TRUE(told.get().ok());
+    }
+  }
 }
 
 }  // namespace

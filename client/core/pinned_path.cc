@@ -67,11 +67,13 @@ class PinnedLane final : public DevicePath::Lane {
   }
 
   const std::shared_ptr<BucketArena> input;
-  std::shared_ptr<const BucketArena> result;  // set by the first Fetch
-  DeviceEvent made = nullptr;                 // recorded when the producer has made the gradient
-  DeviceEvent copied = nullptr;               // recorded when a piece is copied
-  DeviceEvent arrived = nullptr;              // recorded when the result has arrived
-  bool has_result = false;                    // `arrived` has been recorded
+  // Fetched from, the last one now: the sidecar's next process has another. Copies from those
+  // before may be in flight.
+  std::vector<std::shared_ptr<const BucketArena>> results;
+  DeviceEvent made = nullptr;     // recorded when the producer has made the gradient
+  DeviceEvent copied = nullptr;   // recorded when a piece is copied
+  DeviceEvent arrived = nullptr;  // recorded when the result has arrived
+  bool has_result = false;        // `arrived` has been recorded
 
  private:
   const std::shared_ptr<DeviceRuntime> device_;
@@ -202,17 +204,18 @@ absl::StatusOr<DeviceEvent> PinnedPath::Fetch(const std::shared_ptr<Lane>& lane,
   Shared& shared = *shared_;
   DeviceRuntime& device = *shared.device;
   shared.copies.Reap();
-  if (pinned.result == nullptr) {
+  if (pinned.results.empty() || pinned.results.back() != result) {
     if (shared.locks_results) {
       THALWEG_RETURN_IF_ERROR(pinned.Register(*result, DeviceRuntime::Access::kReadOnly));
     }
-    pinned.result = std::move(result);
+    pinned.results.push_back(std::move(result));
   }
   THALWEG_ASSIGN_OR_RETURN(CopiesInFlight::Copy* const copy,
                            shared.copies.Begin({lane, gradient.owner}));
   const auto queue = [&]() -> absl::Status {
     if (!gradient.bytes.empty()) {
-      THALWEG_RETURN_IF_ERROR(device.CopyToDevice(gradient.bytes.data(), pinned.result->payload(),
+      THALWEG_RETURN_IF_ERROR(device.CopyToDevice(gradient.bytes.data(),
+                                                  pinned.results.back()->payload(),
                                                   gradient.bytes.size(), shared.in));
     }
     THALWEG_RETURN_IF_ERROR(device.Record(pinned.arrived, shared.in));

@@ -123,6 +123,21 @@ TEST_F(PinnedPathTest, ConsumersThatWaitForTheEventSeeTheResult) {
   EXPECT_TRUE(All(seen, 5));
 }
 
+TEST_F(PinnedPathTest, ResultInAnotherArenaIsFetchedFromThere) {
+  Start();
+  lane_ = *path_->OpenLane(input_, kElems * 4);
+  SetResult(5);
+  ASSERT_TRUE(path_->Fetch(lane_, result_, gradient_).ok());
+  auto next = BucketArena::Create("result", kElems * 4, true);
+  ASSERT_TRUE(next.ok()) << next.status();
+  result_ = std::make_shared<BucketArena>(*std::move(next));  // of the sidecar's next process
+  SetResult(6);
+  ASSERT_TRUE(path_->Fetch(lane_, result_, gradient_).ok());
+  device_->Settle();
+  EXPECT_TRUE(All(InMemory(), 6));
+  EXPECT_EQ(device_->pageable_copies(), 0u);
+}
+
 // Otherwise the sidecar would overwrite the result arena before the copy has read it.
 TEST_F(PinnedPathTest, NextGradientIsNotHandedOverBeforeTheLastResultHasBeenRead) {
   Start();

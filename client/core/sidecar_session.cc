@@ -98,6 +98,8 @@ void SidecarSession::Begin(Call call, const Collectives::Done& done) {
 }
 
 void SidecarSession::Collect(CollectiveCall call, std::function<void(absl::Status)> done) {
+  const absl::Status turn = Explain(completions_.AwaitTurn(Now() + call.timeout));
+  if (!turn.ok()) return done(turn);
   Begin(std::move(call), done);
 }
 
@@ -126,7 +128,7 @@ void SidecarSession::ProgressLoop() {
       if (received.ok()) last_heard_ = Now();
       if (parts_in_order_) {
         // The session has failed: all further messages are ignored until the end.
-        if (!absl::IsUnavailable(status)) continue;
+        if (status.ok() || absl::IsDeadlineExceeded(status)) continue;
         sidecar_hung_up_ = true;
         changed_.NotifyAll();
         return;

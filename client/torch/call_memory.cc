@@ -25,8 +25,8 @@ std::span<std::byte> CallMemory::Got(const at::Tensor& tensor) {
   return WritableBytesOf(kept_.emplace_back(target));
 }
 
-void CallMemory::Attach(CollectiveWork& work) && {
-  work.Then([copies = std::move(copies_), kept = std::move(kept_)] {
+void CallMemory::Attach(CollectiveWork& work) const {
+  work.Then([copies = copies_, kept = kept_] {
     for (const auto& [from, to] : copies) {
       const c10::InferenceMode mode(to.is_inference());  // the caller's thread was in it
       const at::NoGradGuard no_grad;                     // InferenceMode sets that, too

@@ -19,8 +19,9 @@ class CallMemory {
   std::span<const std::byte> Given(const at::Tensor& tensor);
   // Returns where the values belong that the tensor gets.
   std::span<std::byte> Got(const at::Tensor& tensor);
-  // Lets the work keep all of it, and copy results before anybody sees it complete.
-  void Attach(CollectiveWork& work) &&;
+  // Lets the work keep all of it, and copy results before anybody sees it complete. A work that
+  // fails lets go of it: whoever still copies from it must have this object.
+  void Attach(CollectiveWork& work) const;
 
  private:
   std::vector<at::Tensor> kept_;

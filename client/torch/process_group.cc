@@ -156,7 +156,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     }
     call.elems = bytes / SizeOf(call.dtype);
   }
-  std::move(memory).Attach(*work);
+  memory.Attach(*work);
   for (CollectiveCall& call : calls) {
     session_->Collect(std::move(call),
                       [work](const absl::Status& status) { work->FinishOne(status); });

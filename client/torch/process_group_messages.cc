@@ -45,7 +45,7 @@ ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, std::vector<Parcel
       call.from = [work](uint32_t rank) { work->NoteSource(rank); };
     }
   }
-  std::move(memory).Attach(*work);
+  memory.Attach(*work);
   for (PeerCall& call : calls) {
     session_->Exchange(std::move(call),
                        [work](const absl::Status& status) { work->FinishOne(status); });

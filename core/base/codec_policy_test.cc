@@ -167,6 +167,9 @@ TEST(CodecPolicyTest, LongTextIsRefusedAlsoIfOnlyItsCanonicalFormIsLong) {
 
 TEST(CodecPolicyTest, WrongRuleIsQuotedInPart) {
   EXPECT_LT(Refusal(absl::StrCat("fp32;", std::string(50'000, 'x'))).size(), 300u);
+  std::string characters = "a";  // so that byte 100 is in the middle of one
+  while (characters.size() < 200) characters += "é";
+  EXPECT_THAT(Refusal(absl::StrCat("fp32;", characters, "=bad")), HasSubstr("éé…'"));
 }
 
 // The texts are sentences of the grammar with random mistakes: each is either refused, or accepted

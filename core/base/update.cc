@@ -9,8 +9,9 @@
 namespace thalweg {
 namespace {
 
-uint32_t NumGroups(const UpdateRule& rule) {
-  return rule.groups.empty() ? 0 : 1 + *std::max_element(rule.groups.begin(), rule.groups.end());
+uint64_t NumGroups(const UpdateRule& rule) {
+  if (rule.groups.empty()) return 0;
+  return uint64_t{1} + *std::max_element(rule.groups.begin(), rule.groups.end());
 }
 
 bool IsDownFormat(WireFormat down) {

@@ -115,6 +115,8 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
             "update: lamb needs the norms of whole tensors: its update commits");
   EXPECT_EQ(why([](UpdateRule& r) { r.groups[0] = 1 << 20; }),
             "update: at most 4096 groups, got number 1048576");
+  EXPECT_EQ(why([](UpdateRule& r) { r.groups[0] = UINT32_MAX; }),
+            "update: at most 4096 groups, got number 4294967295");
   EXPECT_EQ(
       why([](UpdateRule& r) { r.down = WireFormat::kTopK; }),
       "update: weights cross the network in floats of 16 or 32 bits, or in blocks, not in topk");

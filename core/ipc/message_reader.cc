@@ -51,7 +51,7 @@ void Reader::Numbered(Enum& value, const char* what, const char* expected) {
 }
 
 void Reader::Field(DType& value) { Numbered(value, "element type", ", expected 1 to 9"); }
-void Reader::Field(CollectiveKind& value) { Numbered(value, "collective", ", expected 1 to 9"); }
+void Reader::Field(CollectiveKind& value) { Numbered(value, "collective", ", expected 1 to 8"); }
 void Reader::Field(Fold& value) { Numbered(value, "fold", ", expected 0 to 8"); }
 void Reader::Field(GradientPath& value) { Numbered(value, "gradients' path", ", expected 1 to 4"); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -49,6 +50,28 @@ def waiting_callbacks() -> list[float]:
         works[0].get_future().then(use).wait()
         sums += [float(first[0]), float(second[0])]
     return sums
+
+
+def overtaken_callback() -> list[float]:
+    """Returns what callbacks sum, of which rank 0's first returns late: the second has begun."""
+    second_begun = threading.Event()
+    sums: dict[int, float] = {}
+
+    def use(number: int) -> None:
+        if number == 2:
+            second_begun.set()
+        elif dist.get_rank() == 0:
+            second_begun.wait()
+        sums[number] = _sum(float(number))
+
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    futures = [
+        work.get_future().then(lambda _, number=number: use(number))
+        for number, work in enumerate(works, 1)
+    ]
+    for future in futures:
+        future.wait()
+    return [sums[1], sums[2]]
 
 
 def callbacks_of_gloo() -> list[float]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from callback_jobs import (
     callbacks_of_gloo,
     late_callbacks,
+    overtaken_callback,
     powersgd_of_torch,
     waiting_callbacks,
 )
@@ -263,6 +264,7 @@ JOBS = {
         groups_from_threads,
         late_callbacks,
         waiting_callbacks,
+        overtaken_callback,
         callbacks_of_gloo,
         powersgd_of_torch,
         gradients_through_views,

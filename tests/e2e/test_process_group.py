@@ -94,6 +94,13 @@ def test_callback_may_wait_for_a_collective_that_began_beside_its_own(nodes, sha
     assert run("waiting_callbacks", tmp_path, nodes, shards) == [expected] * world
 
 
+@pytest.mark.parametrize("nodes", [(2,), (1, 1)])
+def test_callback_that_overtakes_a_late_one_begins_its_collectives_after_it(nodes, tmp_path):
+    world = sum(nodes)
+    results = run("overtaken_callback", tmp_path, nodes, 0, THALWEG_TIMEOUT="8")
+    assert results == [[1.0 * world, 2.0 * world]] * world
+
+
 def test_callbacks_of_another_back_end_call_collectives_in_their_own_order(tmp_path):
     expected = [sum_ for step in range(5) for sum_ in (10.0 * 2, 100.0 * (step + 1) * 2)]
     assert run("callbacks_of_gloo", tmp_path, (2,), 0) == [expected] * 2
