@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thalweg.ddp
 import thalweg.elastic
 from thalweg._job import _member
+from thalweg.elastic import _mailbox
 
 SAMPLES = 96
 BATCH = 4
@@ -50,6 +51,13 @@ class Log:
             file.write(json.dumps(entry) + "\n")
 
 
+def wait_for_slow_answers() -> None:
+    """Lets a node wait for the others' answers for as long as a busy machine delays them; who is
+    killed still refuses connections at once.
+    """
+    _mailbox._ANSWER_SECONDS = 10.0
+
+
 def die_while_it_begins(where: str) -> None:
     """Lets this process end in its first membership: before its nodes meet, or when they have met
     and connect to the shards.
@@ -61,6 +69,7 @@ def die_while_it_begins(where: str) -> None:
 
 
 def main() -> None:
+    wait_for_slow_answers()
     die_while_it_begins(os.environ.get("DIES_WHEN_IT", ""))
     log = Log(sys.argv[1])
     torch.set_num_threads(1)

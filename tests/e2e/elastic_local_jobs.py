@@ -35,6 +35,7 @@ def ends(*, together: bool) -> bool:
 
 
 def main() -> None:
+    elastic_jobs.wait_for_slow_answers()
     log = Log(sys.argv[1])
     torch.set_num_threads(1)
     model, inner = make()
