@@ -214,7 +214,7 @@ def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_tim
     first, second = run("absent", tmp_path, (1, 1), 0, **env)
     waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
     assert waited, first
-    assert float(waited[1]) <= 3
+    assert float(waited[1]) <= 20
     assert second == "absent"
 
 

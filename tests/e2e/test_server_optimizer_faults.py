@@ -101,7 +101,7 @@ def test_worker_that_pushes_nothing_is_named_within_the_process_groups_timeout(t
     first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
     waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
     assert waited, first
-    assert float(waited[1]) <= 3
+    assert float(waited[1]) <= 20
     assert second == "absent"
 
 
