@@ -86,6 +86,7 @@ def test_process_that_never_destroys_its_group_leaves_the_job_at_its_end(tmp_pat
     with servers() as cluster:
         there = cluster.add_sidecar("--shard-listen", "127.0.0.1:0", aggregators="")
         sidecars = ["", there.address]  # rank 0 starts its own, and waits for its end
-        job = Job("never_destroyed", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        env = {"THALWEG_TIMEOUT": "60"}  # which limits that wait
+        job = Job("never_destroyed", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
         assert len(set(job.results())) == 1
     assert "other nodes have not left" not in job.output
