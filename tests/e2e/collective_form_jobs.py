@@ -44,6 +44,7 @@ def aborted() -> list[str]:
     """Aborts while a collective waits for the other ranks, which wait for something else."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     dist.barrier()
+    job_runner.meet()
     if dist.get_rank() > 0:
         return [outcome(lambda: dist.recv(torch.zeros(2), src=0))]
     work = dist.all_reduce(torch.ones(2), async_op=True)
@@ -54,6 +55,7 @@ def aborted() -> list[str]:
 def aborted_as_by_elastic() -> list[str]:
     """Rank 0 fails all jobs of its process while the other ranks wait for something else."""
     dist.barrier()
+    job_runner.meet()
     if dist.get_rank() > 0:
         return [outcome(lambda: dist.recv(torch.zeros(2), src=0))]
     return [outcome(_member.abort_for_lost), outcome(lambda: dist.all_reduce(torch.ones(2)))]

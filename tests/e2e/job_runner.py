@@ -38,6 +38,16 @@ def run_joined(
     run(lambda names: {name: jobs[name]() for name in names.split("+")}, backend, timeout)
 
 
+def meet() -> None:
+    """Returns when all workers have called it, once in a job. What fails a job then finds none of
+    them in the barrier, or in the step, that came before: they may return from one at different
+    times.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"met {dist.get_rank()}", "")
+    store.wait([f"met {rank}" for rank in range(dist.get_world_size())])
+
+
 def sent_bytes() -> float:
     """Returns how many bytes of values this node has sent so far. All workers call it together."""
     from harness import metric_in
