@@ -62,10 +62,10 @@ def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
     assert "if it has no batch, or" in error
 
 
-# The group's half an hour is for a process that is alive; one that shows no sign of life for 2 s is
+# The group's half an hour is for a process that is alive; one that shows no sign of life for 8 s is
 # named. A busy machine may take longer for the rest of it.
-PATIENT = FP32 | {"THALWEG_TIMEOUT": "2", "THALWEG_STEP_TIMEOUT": "auto"}
-PROMPT = 20.0
+PATIENT = FP32 | {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "auto"}
+PROMPT = 40.0
 
 
 @pytest.mark.parametrize("node_reduce", ["sidecar", "workers"])
@@ -91,15 +91,14 @@ def test_worker_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tm
         job.workers[1].process.kill()
         told = job.wait()[0].result
         await_files(cluster.folder / "going0", cluster.folder / "going1")
-    absent = "did not submit within 1.8 s" if place == "same node" else "showed no sign of life"
-    assert f"rank 1 {absent}" in told["error"]
+    assert "rank 1 showed no sign of life within 7.2 s" in told["error"]
     assert "(THALWEG_TIMEOUT)" in told["error"]
     assert told["seconds"] < PROMPT
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "aggregator"])
 def test_server_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tmp_path, kind):
-    env = PATIENT | {"THALWEG_TIMEOUT": "4", "STOPPED": "none"}
+    env = PATIENT | {"STOPPED": "none"}
     with servers(nodes=2, shards=1) as cluster:
         sidecars = [sidecar.address for sidecar in cluster.sidecars]
         job = Job("stopped", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)

@@ -177,7 +177,7 @@ def late() -> dict[str, Any]:
     data = torch.Generator().manual_seed(dist.get_rank())
     for step in range(6):
         if dist.get_rank() == int(os.environ["LATE"]) and step in (0, 3):
-            pass_time(2 * float(os.environ["THALWEG_TIMEOUT"]))
+            pass_time(1.25 * float(os.environ["THALWEG_TIMEOUT"]))
         loss(model(torch.randn(4, WIDTH, generator=data))).backward()
     return seen(model, digest(model))
 
