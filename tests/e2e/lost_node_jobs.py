@@ -9,17 +9,20 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from harness import metric_in
 from torch.nn.parallel import DistributedDataParallel
-from waiting import settled
+from waiting import settled, until
 
 import thalweg.ddp
 
 STEPS_AFTER = 200  # the first one that lacks a node
 NAMED_WITHIN = 10  # seconds
+SHARDS_WITHIN = 30  # seconds
 BATCH, FEATURES, OUTPUTS, RATE = 8, 16, 4, 0.05
 
 
@@ -39,6 +42,20 @@ def draw(random: torch.Generator) -> torch.Tensor:
 def await_names(state: thalweg.ddp.State) -> list[str]:
     """Returns the lost nodes, which shards name in their answers to heartbeats."""
     return settled(state.lost_nodes, bool, NAMED_WITHIN, every=0.01)
+
+
+def await_shards() -> None:
+    """Returns when all shards, at the HTTP addresses SHARDS, have given up the lost node. One that
+    sums nothing does so by itself, and perhaps only after the training.
+    """
+
+    def have_lost(url: str) -> bool:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return metric_in(reply.read().decode(), "thalweg_shard_lost_nodes_total") > 0
+
+    for http in os.environ["SHARDS"].split(","):
+        url = f"http://{http}/metrics"
+        until(f"a lost node at {http}", lambda url=url: have_lost(url), SHARDS_WITHIN)
 
 
 def train() -> dict[str, object]:
@@ -61,6 +78,7 @@ def train() -> dict[str, object]:
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     lost = await_names(state)
     optimizer.step()  # before which the log names them
+    await_shards()
     state.close()
     return {"workers": workers, "told": told, "lost": lost, "longest": longest, "weights": weights}
 
