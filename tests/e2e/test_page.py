@@ -150,7 +150,7 @@ def test_page_follows_the_job(watched, view):
     expect(card.locator('[data-chart="rounds"] .value')).to_contain_text(f"{rounds:,.0f} in all")
     label = re.compile("^Rounds over the last minutes: from 0/s to [1-9]")
     chart = card.locator('[data-chart="rounds"] svg')
-    expect(chart).to_have_attribute("aria-label", label, timeout=15_000)  # 0/s before or after
+    expect(chart).to_have_attribute("aria-label", label)  # 0/s before or after
 
 
 def test_page_can_be_paused_and_read_by_everybody(watched, view):
@@ -205,9 +205,9 @@ def test_page_survives_a_restart_of_the_shard(view, tmp_path):
         try:
             if run == 0:
                 view.page.goto(f"http://{server.http}/")
-            expect(place).to_have_text("Live", timeout=10_000)
+            expect(place).to_have_text("Live")
             expect(view.page.get_by_text("No job has nodes on this shard.")).to_be_visible()
         finally:
             server.stop(grace=20)
-        expect(place).to_contain_text("Not reachable since", timeout=10_000)
+        expect(place).to_contain_text("Not reachable since")
     assert [text for text in view.complaints if "net::ERR_" not in text] == []

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness import Job, Servers, metric, servers
-from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
+expect.set_options(timeout=60_000)  # a page asks seldom, and a busy machine answers late
 CHROMIUM = "/usr/bin/chromium"  # Debian's
 FLAGS = [
     "--headless",
