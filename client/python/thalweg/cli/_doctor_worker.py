@@ -2,12 +2,14 @@
 
     python -m thalweg.cli._doctor_worker REPORT STEPS RATE SCRIPT ARGS
 
-Rank 0 writes the lines of its report to the file REPORT, as JSON. RATE is that of the links in
-bits per second, for which the report says how seldom to exchange; 0: it does not.
+Rank 0 writes the lines of its report to the file REPORT, as JSON; so does another rank on which the
+script fails before there is one. RATE is that of the links in bits per second, for which the report
+says how seldom to exchange; 0: it does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -74,15 +76,33 @@ def main() -> int:
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever it is, it is reported
         traceback.print_exc()
         error = f"{type(raised).__name__}: {raised}"
-        lines = [Line("FAIL", f"the script ends after {steps.count} steps with {error}")]
+        where = "" if _rank() == 0 else f"on rank {_rank()} "
+        lines = [Line("FAIL", f"{where}the script ends after {steps.count} steps with {error}")]
     steps.close()
     lines += [Line("warn", text) for text in dict.fromkeys(warnings.texts)]
-    if os.environ.get("RANK", "0") == "0":
-        Path(report).write_text(json.dumps(lines), encoding="utf-8")
+    if _rank() == 0 or error:
+        _write(Path(report), lines)
     gc.collect()  # DDP's modules, which are in cycles, keep Gloo's threads
     if dist.is_initialized() and not error:
         dist.destroy_process_group()
     return 1 if error else 0
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _write(report: Path, lines: Sequence[Line]) -> None:
+    """Writes the report whole or not at all: once another worker has failed, this one may be killed
+    at any time, and so may rank 0 before it has written its own, which replaces another rank's.
+    """
+    own = report.with_suffix(f".{_rank()}")
+    own.write_text(json.dumps(lines), encoding="utf-8")
+    if _rank() == 0:
+        own.replace(report)
+        return
+    with contextlib.suppress(FileExistsError):
+        report.hardlink_to(own)
 
 
 def _look(steps: int, wanted: int) -> list[Line]:
