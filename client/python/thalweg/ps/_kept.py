@@ -63,8 +63,7 @@ class KeptWeights:
             state.clear()  # as nobody has stepped
         else:
             state[self._moments[slice_ - 1]] = values
-            if "exp_avg" in self._moments:
-                state["step"] = torch.tensor(float(steps))
+            state["step"] = torch.tensor(float(steps))  # read() needs it with any optimizer
 
     def shared(self) -> list[Tensor]:
         """Returns all that is equal on all workers."""
