@@ -125,6 +125,19 @@ def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_al
     assert not any(p in _resuming._loaded for p in model.parameters())
 
 
+def test_job_that_has_ended_leaves_a_checkpoint_to_the_next_one_of_its_parameters(caplog):
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    optimizer = optim.AdamW(model.parameters())
+    saved = optimizer.state_dict() | {_resuming.KEY: [RIDING | {"parameters": [0, 1]}]}
+    stand = joined(model)  # somebody keeps it
+    stand.has_trained = stand.closed = True
+    with caplog.at_level("INFO", "thalweg"):
+        optimizer.load_state_dict(saved)
+    assert all(_resuming._loaded.pop(p)["shared"] == b"bytes" for p in model.parameters())
+    assert "the codec keeps its own step counts" not in caplog.text
+
+
 def test_optimizer_of_masters_speaks_for_the_models_parameters():
     _resuming.install()
     model = nn.Linear(2, 2)

@@ -232,7 +232,7 @@ def _load(
         return
     parameters = list(_parameters(optimizer))
     known = [_states[p]() for p in parameters if p in _states]
-    training = next((s for s in known if s is not None and s.has_trained), None)
+    training = next((s for s in known if s and s.has_trained and not s.closed), None)
     if training is not None:
         _log.info(
             "job %s: the codec keeps its own step counts and factors: those of an optimizer's "
