@@ -124,6 +124,14 @@ def test_all_workers_may_go_on_from_rank_0s_checkpoint(case, tmp_path):
     assert [log.count(lost) for log in logs] == [0, int(case != "streaming")]
 
 
+def test_nodes_that_had_no_codec_of_their_own_go_on_counting_with_rank_0(tmp_path):
+    env = {"CASE": "powersgd", "FIRST": "model", "WHOSE": "one node's"}
+    first, second = run("resumed", tmp_path, (1, 1), 0, **env)
+    assert first["resumed"] == second["resumed"] != first["before"]
+    logs = [(tmp_path / f"resumed{rank}.log").read_text() for rank in (0, 1)]
+    assert [log.count("it was saved by nobody, and this is") for log in logs] == [0, 1]
+
+
 def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
     first, second = run("halved", tmp_path, (1, 1), 0)
     assert first["after"] == second["after"] != first["before"]

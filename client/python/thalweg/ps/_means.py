@@ -29,6 +29,7 @@ class CodecMeans:
     def __init__(self, job: Job, group: dist.ProcessGroup, layouts: Layouts) -> None:
         assert job.session is not None
         self._session = job.session
+        self._group = group
         self._is_keeper = job.place.local_rank == 0
         size = f"{len(job.workers)} workers on {job.place.num_nodes} nodes"
         self._me = f"the first worker of node {job.place.node} of {size}"
@@ -49,14 +50,30 @@ class CodecMeans:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from there. What another node holds back is left out, and that is said; counts of
-        exchanges and factors, which are equal on all nodes, are not.
+        exchanges and factors, which are equal on all nodes, are then rank 0's. All workers call it.
+        Raises ValueError on all.
         """
+        shared = self._of_rank_0(state)
         if not self._is_keeper:
             return
         lost = _is_lost(state, self._codec, self._me)
-        if state.get("codec") == self._codec:
-            held = state["held"]
-            self._session.load_codec_state(_codec_states.without_residuals(held) if lost else held)
+        # Without rank 0's nobody loads: nodes must count alike.
+        if shared is not None:
+            self._session.load_codec_state(shared if lost else state["held"])
+
+    def _of_rank_0(self, state: Mapping[str, Any]) -> bytes | None:
+        """Returns what rank 0's state has that is equal on all nodes."""
+        found: list[Any] = [None]
+        if dist.get_rank(self._group) == 0 and state.get("codec") == self._codec:
+            try:
+                found = [_codec_states.without_residuals(state["held"])]
+            except ValueError as error:
+                found = [error]
+        dist.broadcast_object_list(found, group=self._group, group_src=0)
+        if isinstance(found[0], ValueError):
+            raise found[0]
+        shared: bytes | None = found[0]
+        return shared
 
 
 class _CodecMean:
