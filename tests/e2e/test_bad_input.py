@@ -135,7 +135,8 @@ def test_impossible_settings_are_refused_at_once(sidecar, changes, job):
     start = time.monotonic()
     error = connect(sidecar, **({"rank": 0, "job": job, "timeout": LONG} | changes))
     assert isinstance(error, Exception)
-    assert not isinstance(error, TimeoutError)
+    # A worker without any time may be through before it has heard the refusal.
+    assert "timeout" in changes or not isinstance(error, TimeoutError)
     assert time.monotonic() - start < AT_ONCE
 
 
