@@ -139,6 +139,22 @@ def resumed() -> dict[str, Any]:
     return result
 
 
+def resumed_by_one() -> dict[str, Any]:
+    """Trains three steps, and two in a fresh model, with rank 0's state on all ranks; returns a
+    digest of what a rank computes with, and what is said.
+    """
+    source = models.batches()
+    model, optimizer, state = _begin("int8:start=1")
+    steps(model, optimizer, source, 3)
+    saved = [state.state_dict()]
+    dist.broadcast_object_list(saved)
+    model, optimizer, state = _begin("int8:start=1")
+    remarks = Remarks()
+    state.load_state_dict(saved[0])
+    steps(model, optimizer, source, 2)
+    return {"digest": digest(gathered(model)), "said": remarks.stop()}
+
+
 def _begin(codec: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = paired(Groups.of("thalweg"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -248,7 +264,7 @@ def unmentioned() -> dict[str, Any]:
 JOBS = {
     job.__name__: job
     for job in (
-        *(trained, delivered, recovered, whole_numbers, resumed),
+        *(trained, delivered, recovered, whole_numbers, resumed, resumed_by_one),
         *(said, asked_again, both, variants, unmentioned),
     )
 }

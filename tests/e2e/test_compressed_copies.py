@@ -103,6 +103,17 @@ def test_training_resumes_with_what_copies_held_back_bit_for_bit(results):
             assert f"the state has nothing of rank {rank}" in outcome["said"][-1]
 
 
+def test_sums_over_copies_begin_anew_on_all_ranks_that_load_the_state_of_one(tmp_path):
+    results, _ = outputs("resumed_by_one", tmp_path, (2, 2))
+    outcomes = [result["resumed_by_one"] for result in results]
+    assert len({outcome["digest"] for outcome in outcomes}) == 1
+    lost = "what is held back of gradients begins at zero"
+    of_sums = "rank 2: what is held back of sums over copies begins at zero"
+    for rank, outcome in enumerate(outcomes):
+        [said] = outcome["said"]
+        assert (lost if rank else of_sums) in said
+
+
 def test_losses_stay_near_those_of_exact_sums_with_options_of_fully_shard(results):
     for name in ("uneven", "kept", "bf16"):
         outcomes = [result["variants"][name] for result in results]

@@ -33,10 +33,24 @@ def job():
 
 
 @pytest.fixture
-def state(monkeypatch, job):
+def of_other_ranks(monkeypatch):
+    """Returns what ranks with copies of this one's shards tell it."""
+    words = [""]
+
+    def gather(found, mine, group):
+        found[:] = [mine, *words]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    return words
+
+
+@pytest.fixture
+def state(monkeypatch, job, of_other_ranks):
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     unit = SimpleNamespace(residual=torch.tensor([[1.0, -3.0]]), rounds=5)
-    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit}, [job])
+    group = SimpleNamespace(size=lambda: 1 + len(of_other_ranks))
+    copies = [(job, group)]
+    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit}, copies)
 
 
 def held(state: Compression) -> list[float]:
@@ -81,6 +95,16 @@ def test_state_of_sums_over_copies_is_saved_and_loaded_with_that_of_shards(state
     assert saved["copies0"] == {"0": job.state_dict()}
     state.load_state_dict(saved)
     assert job.loaded == job.state_dict()
+
+
+def test_sums_over_copies_begin_anew_on_all_ranks_if_one_has_no_state(
+    state, job, of_other_ranks, caplog
+):
+    of_other_ranks[:] = ["the state has nothing of rank 2"]
+    state.load_state_dict(state.state_dict())
+    assert held(state) == [1.0, -3.0]
+    assert job.loaded is None
+    assert "rank 2: what is held back of sums over copies begins at zero" in caplog.text
 
 
 def test_closing_ends_the_jobs_that_sum_over_copies(state, job):

@@ -197,7 +197,7 @@ def _compress_shards(
 
 def _compress_copies(
     asked: _Asked, units: Sequence[Unit], groups: dict[tuple[str, ...], _Groups]
-) -> list[State]:
+) -> list[tuple[State, dist.ProcessGroup]]:
     """Returns the jobs that sum over copies from now on, one for each group of copies."""
     alike: dict[str, list[Unit]] = {}
     for unit in units:
@@ -207,7 +207,7 @@ def _compress_copies(
     for members in alike.values():
         group = members[0].copies
         assert group is not None
-        jobs.append(_copies.compress(members, group, asked.copies.spec()))
+        jobs.append((_copies.compress(members, group, asked.copies.spec()), group))
     return jobs
 
 

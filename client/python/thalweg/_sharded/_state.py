@@ -30,11 +30,13 @@ class Compression:
         gather: str,
         size: str,
         reduces: dict[str, CompressedReduceScatter],
-        copies: Sequence[State],
+        copies: Sequence[tuple[State, dist.ProcessGroup]],
     ) -> None:
+        """`copies` has jobs with their ranks."""
         self.codec = codec
         self.gather = gather
-        self.copies = tuple(copies)
+        self.copies = tuple(state for state, _ in copies)
+        self._groups = [group for _, group in copies]
         self._size = size
         self._reduces = reduces
         self._loss_scale = 1.0
@@ -76,10 +78,10 @@ class Compression:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores `state_dict`; with model and optimizer restored, training goes on bit for bit.
 
-        Call it before the first step. Where it was saved by another number of workers or nodes, has
-        nothing of this rank or is of other units, what is held back begins at zero, and the codecs
-        of sums over copies at their first step, which the log says. Raises ValueError if it belongs
-        to another codec.
+        All ranks call it before the first step. Where it was saved by another number of workers or
+        nodes, has nothing of this rank or is of other units, what is held back begins at zero. So
+        it does on all ranks of a sum over copies, and the codec there at its first step, if that
+        is so on one of them. The log says it. Raises ValueError if it belongs to another codec.
         """
         saved = str(state_dict.get("codec", ""))
         if saved != self.codec:
@@ -93,11 +95,16 @@ class Compression:
                 one.residual.zero_()
             else:
                 one.residual.copy_(state_dict[self._own][name]).mul_(self._loss_scale)
-        if not lost:
-            for number, state in enumerate(self.copies):
-                state.load_state_dict(state_dict[self._own_copies][str(number)])
         if lost:
             _log.warning("thalweg: %s: what is held back of gradients begins at zero", lost)
+        for number, (state, group) in enumerate(zip(self.copies, self._groups, strict=True)):
+            lost_by = _first_of(lost, group)
+            if not lost_by:
+                state.load_state_dict(state_dict[self._own_copies][str(number)])
+            elif not lost:
+                _log.warning(
+                    "thalweg: %s: what is held back of sums over copies begins at zero", lost_by
+                )
 
     def _what_is_lost(self, state: Mapping[str, Any]) -> str:
         """Returns why this rank cannot take what was held back from a state; empty: it can."""
@@ -126,3 +133,10 @@ class Compression:
     @property
     def _own_copies(self) -> str:
         return f"copies{dist.get_rank()}"
+
+
+def _first_of(lost: str, group: dist.ProcessGroup) -> str:
+    """Returns why a rank of the group has lost its state, as they must count steps alike."""
+    of_all = [""] * group.size()
+    dist.all_gather_object(of_all, lost, group=group)
+    return next(filter(None, of_all), "")
