@@ -8,7 +8,7 @@ namespace thalweg {
 
 // kWireVersion is for sidecar ↔ aggregator (proto/thalweg/v1). A peer of another major version is
 // refused at Join.
-inline constexpr uint32_t kWireVersion = 6;
+inline constexpr uint32_t kWireVersion = 7;
 // kIpcVersion is for worker ↔ sidecar (core/ipc). Both come from the same installation, so the
 // versions must be equal.
 inline constexpr uint32_t kIpcVersion = 21;

@@ -17,6 +17,7 @@ namespace thalweg {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
+constexpr Duration kDrainInterval = std::chrono::milliseconds(100);
 constexpr Duration kIdleInterval = std::chrono::seconds(10);  // without jobs nothing is due
 // After a longer time without a tick nodes may have spoken that were not heard. The shortest lease
 // has room for it beside an interval of heartbeats.
@@ -388,10 +389,15 @@ size_t Aggregator::num_jobs() {
 bool Aggregator::Drain(TimePoint deadline) {
   MutexLock lock(mutex_);
   draining_ = true;
-  return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto is_drained = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return std::none_of(jobs_.begin(), jobs_.end(),
                         [](const auto& entry) { return entry.second->IsUnderWay(Now()); });
-  });
+  };
+  // A job that is silent ceases to be under way when nothing happens.
+  while (!changed_.WaitUntil(mutex_, std::min(deadline, Now() + kDrainInterval), is_drained)) {
+    if (Now() >= deadline) return false;
+  }
+  return true;
 }
 
 }  // namespace thalweg

@@ -318,6 +318,7 @@ class Job {
   const JobTrace trace_;
   SnapshotWriter* const snapshots_;  // null: none are kept
 
+  Mutex taking_ ABSL_ACQUIRED_BEFORE(mutex_);  // while weights are marked for a snapshot
   Mutex mutex_;
   Members members_ ABSL_GUARDED_BY(mutex_);
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node

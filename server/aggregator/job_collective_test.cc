@@ -81,6 +81,9 @@ TEST(JobCollectiveTest, OneShotThatDoesNotFitFailsTheJobSayingWhy) {
   const Collective bytes{Place::One(1), Place::All(), Fold::kNone};
   Contribution lossy = ToGroup(sum, PayloadOf(kValues));
   lossy.wire = WireFormat::kInt8;
+  Contribution of_no_group = ToGroup(sum, PayloadOf(kValues));
+  of_no_group.id.bucket = OneShotsOf(0);
+  of_no_group.group = 0;
   const std::vector<float> long_values(kMinChunkBytes / sizeof(float) + 1);
   Contribution too_long = ToGroup(sum, PayloadOf(long_values));
   too_long.elems = long_values.size();
@@ -88,6 +91,7 @@ TEST(JobCollectiveTest, OneShotThatDoesNotFitFailsTheJobSayingWhy) {
       {ToGroup(sum), "node 0 (host0) gives 0 bytes for 3 elements in fp32 to 'sum from all"},
       {ToGroup(bytes, PayloadOf(kValues)), "node 0 (host0) gives 12 bytes for 3 elements"},
       {lossy, "int8 is for buckets only"},
+      {of_no_group, "the job as a whole has buckets only"},
       {too_long, "chunks have at most 4096 bytes, got 4100"},
   };
   for (const auto& [contribution, why] : cases) {

@@ -9,11 +9,16 @@
 namespace thalweg {
 namespace {
 
+// What a letter takes beside its payload, about.
+constexpr uint64_t kLetterOverhead = 512;
+
 // Counts a letter's bytes until its payload is released.
 class Counted {
  public:
   Counted(std::shared_ptr<std::atomic<uint64_t>> total, Payload payload)
-      : total_(std::move(total)), payload_(std::move(payload)), bytes_(payload_.SizeBytes()) {
+      : total_(std::move(total)),
+        payload_(std::move(payload)),
+        bytes_(payload_.SizeBytes() + kLetterOverhead) {
     *total_ += bytes_;
   }
   ~Counted() { *total_ -= bytes_; }
@@ -46,7 +51,8 @@ absl::Status Job::CheckLetterLocked(uint32_t node, const Contribution& letter) c
     return refused(absl::StrCat("expected at most ", plan_.flow().chunk_bytes, " bytes, got ",
                                 bytes, " for ", letter.elems, " elements in ", Name(letter.wire)));
   }
-  if (*letter_bytes_ + bytes <= kLetterBytesPerNode * spec_.num_nodes) return absl::OkStatus();
+  if (*letter_bytes_ + bytes + kLetterOverhead <= kLetterBytesPerNode * spec_.num_nodes)
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(name, letter_bytes_->load(), " bytes of letters have not been taken yet"));
 }

@@ -55,7 +55,7 @@ absl::Status Job::ReserveKeptLocked(uint32_t node, uint32_t chunk) {
 void Job::UpdateMemoryLocked() {
   const bool is_over = !failure_.ok() || members_.IsEmpty();
   if (is_over) memory_.Release();
-  memory_.Show({.bytes = engine_.held_bytes() + quorum_.held_bytes(),
+  memory_.Show({.bytes = is_over ? 0 : engine_.held_bytes() + quorum_.held_bytes(),
                 .limit_bytes = is_over ? 0 : engine_.max_held() * plan_.flow().chunk_bytes,
                 .state_bytes = chunks_.bytes()});
 }

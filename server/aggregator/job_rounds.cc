@@ -88,6 +88,7 @@ absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribu
   const auto refused = [&](const std::string& why) {
     return absl::InvalidArgumentError(absl::StrCat(ToString(contribution.id), ": ", why));
   };
+  if (GroupOf(contribution.id) == 0) return refused("the job as a whole has buckets only");
   if (!IsDense(contribution.wire)) {
     return refused(absl::StrCat(Name(contribution.wire), " is for buckets only"));
   }

@@ -70,12 +70,17 @@ absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
                         .id = call.id,
                         .shard = spec_.shard,
                         .num_shards = spec_.num_shards};
+  // A call that is repeated returns only when the first one has marked the weights of this step.
+  MutexLock taking(taking_);
   std::vector<ChunkStates::Chunk> chunks;
   {
     MutexLock lock(mutex_);
     if (spec_.resume) return LostWeights();
-    takes_snapshots_ = true;
-    THALWEG_RETURN_IF_ERROR(ReserveLocked());
+    const bool took = std::exchange(takes_snapshots_, true);
+    if (const absl::Status status = ReserveLocked(); !status.ok()) {
+      takes_snapshots_ = took;
+      return status;
+    }
     UpdateMemoryLocked();
     header.chunk_bytes = plan_.flow().chunk_bytes;
     header.shares = plan_.shares().shares;

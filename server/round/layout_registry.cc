@@ -178,7 +178,8 @@ LayoutRegistry::Weight LayoutRegistry::Entry::WeightOf(uint64_t elems) const {
 }
 
 LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) const {
-  return entries_.at({id.index, id.part}).WeightOf(elems);
+  const auto found = entries_.find({id.index, id.part});
+  return found == entries_.end() ? Weight() : found->second.WeightOf(elems);
 }
 
 absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t chunk) const {

@@ -58,7 +58,7 @@ class LayoutRegistry {
   // Checks that a contribution of `node` is a chunk of a registered bucket with the right format
   // and size; returns what is known of that.
   absl::StatusOr<Known> Check(uint32_t node, const Contribution& contribution) const;
-  // Return the parts of that for a chunk of a registered bucket.
+  // Return the parts of that for a chunk of a bucket; nothing where it is not registered.
   Weight WeightOf(BucketId bucket, uint64_t elems) const;
   Update UpdateOf(BucketId bucket, uint32_t chunk) const;
 

@@ -163,7 +163,7 @@ CompleteRound QuorumRounds::Take(const Key& key, Chunk& chunk, std::map<uint32_t
 std::vector<CompleteRound> QuorumRounds::Ripe(TimePoint now) {
   std::vector<CompleteRound> ripe;
   for (auto& [key, chunk] : chunks_) {
-    if (chunk.waiting.empty()) continue;
+    if (chunk.waiting.empty() && chunk.ending.empty()) continue;
     if (auto update = Close(key, chunk, now)) ripe.push_back(*std::move(update));
   }
   return ripe;

@@ -256,6 +256,15 @@ TEST_F(QuorumRoundsTest, UpdatesGoOnWithoutANodeThatHasLeftAsLongAsThereIsAQuoru
   EXPECT_TRUE(Try(0, 3, 0, {.waits_for_all = true}).ok()) << "it may end";
 }
 
+TEST_F(QuorumRoundsTest, RoundOfAllEndsThoughALostNodeHadPushedBeforeTheLastOneCame) {
+  SetRule(2, 0);
+  EXPECT_FALSE(End(1).completed);
+  EXPECT_FALSE(Push(2).completed);
+  EXPECT_THAT(rounds_.Remove(2, now_).completed, IsEmpty());
+  EXPECT_EQ(Text(*End(0).completed), "2:1 -> 2:1");
+  EXPECT_THAT(After(milliseconds(0)), ElementsAre("0:1 1:1 -> 0:1 1:1"));
+}
+
 TEST_F(QuorumRoundsTest, NodeThatWaitsTooLongForAQuorumIsTold) {
   SetRule(2, 0);
   Push(1);

@@ -3,13 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/node/remote_shard.h"
+#include "server/transport/received_frames.h"
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
@@ -111,6 +116,54 @@ TEST_F(KeptResultsTest, NodeThatUsesOneOfItsStreamsAtATimeGoesOn) {
   EXPECT_TRUE(events->failures.Get().empty());
   EXPECT_GE(metrics_.GetGauge("thalweg_shard_memory_reserved_bytes", "").Value(),
             (1 + kStreams) * kWindow * kMinChunkBytes);
+}
+
+// Letters have no results with which acknowledgements could go.
+TEST_F(KeptResultsTest, LettersThatNothingAnswersAreReleasedBySenderAndShard) {
+  constexpr size_t kBytes = 256 << 10;
+  constexpr size_t kLetters = 3 * 2 * kLetterBytesPerNode / kBytes;
+  request_.num_nodes = request_.world_size = 2;
+  request_.chunk_bytes = kBytes;
+  const RemoteShard::Options options{.channels = 2, .grace = kTestPatience};
+  std::vector<std::unique_ptr<RemoteShard>> remotes;
+  std::vector<std::shared_ptr<RecordingEvents>> events;
+  std::vector<std::future<absl::StatusOr<std::unique_ptr<Member>>>> joining;
+  for (uint32_t node = 0; node < 2; ++node) {
+    remotes.push_back(RemoteShard::Create(server_->address(), options, metrics_));
+    events.push_back(std::make_shared<RecordingEvents>());
+    joining.push_back(
+        std::async(std::launch::async, [&remote = *remotes[node], to = events[node], node, this] {
+          JoinRequest request = request_;
+          request.node = node;
+          return remote.Join(request, to, Now() + kTestPatience);
+        }));
+  }
+  auto sender = joining[0].get();
+  auto receiver = joining[1].get();
+  ASSERT_TRUE(sender.ok() && receiver.ok()) << sender.status() << receiver.status();
+  std::vector<std::weak_ptr<const std::string>> kept;
+  for (uint64_t number = 1; number <= kLetters; ++number) {
+    auto bytes = std::make_shared<const std::string>(kBytes, 'x');
+    kept.push_back(bytes);
+    Contribution letter{{LettersOf(0), static_cast<uint32_t>(number % 2), number},
+                        (*sender)->terms().epoch,
+                        WireFormat::kDenseUInt8,
+                        kBytes,
+                        {std::as_bytes(std::span(*bytes)), bytes}};
+    letter.collective = {Place::One(0), Place::One(1), Fold::kNone};
+    bytes = nullptr;
+    ASSERT_TRUE((*sender)->Contribute(std::move(letter)).ok()) << number;
+    ASSERT_EQ(events[1]->results.WaitFor(number).size(), number) << number;
+  }
+  const auto held = [&] {
+    return std::count_if(kept.begin(), kept.end(),
+                         [](const auto& each) { return !each.expired(); });
+  };
+  const TimePoint deadline = Now() + kTestPatience;
+  while (held() > static_cast<int64_t>(kUntoldBytes / kBytes) && Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_LE(held(), kUntoldBytes / kBytes);
 }
 
 }  // namespace

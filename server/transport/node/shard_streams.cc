@@ -72,7 +72,7 @@ OpenFrame ShardStreams::OpenFor(uint32_t index, const Lane& lane) const {
                  .num_streams = static_cast<uint32_t>(options_.connections.size()),
                  .identity = ticket.identity,
                  .incarnation = lane.incarnation,
-                 .received = lane.received};
+                 .received = lane.received.count()};
   if (ticket.signer != nullptr) open.proof = ticket.signer->Sign(StreamStatement(open));
   return open;
 }
@@ -85,7 +85,7 @@ absl::Status ShardStreams::Send(ChunkHeader header, const Payload& payload) {
     if (events_ == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat("the node has left ", options_.peer));
     }
-    if (is_resumable()) header.acknowledged = lanes_[index].received;
+    if (is_resumable()) header.acknowledged = lanes_[index].received.Tell();
   }
   const size_t payload_bytes = payload.SizeBytes();
   if (payload_bytes > kMaxPayloadBytes) {
@@ -170,6 +170,9 @@ absl::Status ShardStreams::Handle(uint32_t index, grpc::ByteBuffer&& bytes) {
   if (const auto* resumed = std::get_if<ResumedFrame>(&*parsed)) {
     return Prefixed(options_.peer, HandleResumed(index, *resumed));
   }
+  if (const auto* acknowledged = std::get_if<AcknowledgedFrame>(&*parsed)) {
+    return Prefixed(options_.peer, HandleAcknowledged(index, acknowledged->received));
+  }
   if (auto* chunk = std::get_if<ChunkFrame>(&*parsed)) {
     return Prefixed(options_.peer, HandleChunk(index, std::move(*chunk)));
   }
@@ -184,21 +187,37 @@ absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
   }
   std::shared_ptr<MemberEvents> events;
   SentFrames::Frames released;  // outside the lock, and before OnResult may reuse their memory
+  std::shared_ptr<ClientStream> stream;
+  auto turn = WriteQueue::Turn::kNothing;
   {
     MutexLock lock(mutex_);
     events = events_;
     Lane& lane = lanes_[index];
-    ++lane.received;
+    lane.received.Add(chunk.payload.SizeBytes());
     if (!lane.is_live) {
       return absl::InvalidArgumentError("sent a chunk before it resumed the stream");
     }
     if (!is_closed_ && is_resumable()) {
       THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(header.acknowledged, &released));
+      if (lane.received.IsDue(lanes_.size())) {
+        stream = lane.stream;
+        turn = stream->Queue(EncodeAcknowledged({lane.received.Tell()}));
+      }
     }
   }
+  if (stream != nullptr) stream->Take(turn);
   released.clear();
   if (events != nullptr) events->OnResult(ToResult(header, std::move(chunk.payload)));
   return absl::OkStatus();
+}
+
+absl::Status ShardStreams::HandleAcknowledged(uint32_t index, uint64_t received) {
+  SentFrames::Frames released;  // outside the lock
+  MutexLock lock(mutex_);
+  if (is_closed_) return absl::OkStatus();
+  Lane& lane = lanes_[index];
+  if (!lane.is_live) return absl::InvalidArgumentError("acknowledged before it resumed the stream");
+  return lane.sent.Acknowledge(received, &released);
 }
 
 absl::Status ShardStreams::HandleResumed(uint32_t index, const ResumedFrame& resumed) {

@@ -11,6 +11,7 @@
 #include "core/exchange/events.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/node/client_stream.h"
+#include "server/transport/received_frames.h"
 #include "server/transport/sent_frames.h"
 #include "server/transport/stream_counters.h"
 #include "server/transport/wire/frame_codec.h"
@@ -81,7 +82,7 @@ class ShardStreams {
     uint32_t incarnation = 0;
     bool is_live = true;  // otherwise frames wait in `sent` until the shard has resumed the stream
     SentFrames sent;      // empty without a grace
-    uint64_t received = 0;
+    ReceivedFrames received;
     TimePoint opened;        // when this incarnation was, or is to be
     TimePoint lost;          // when it broke
     std::string cause;       // and why
@@ -104,6 +105,7 @@ class ShardStreams {
   absl::Status Handle(uint32_t index, grpc::ByteBuffer&& bytes);
   absl::Status HandleChunk(uint32_t index, ChunkFrame&& chunk);
   absl::Status HandleResumed(uint32_t index, const ResumedFrame& resumed);
+  absl::Status HandleAcknowledged(uint32_t index, uint64_t received);
   // Opens the stream again if `status` says that it broke and there is time left.
   bool Reopen(uint32_t index, const grpc::Status& status);
   // Returns the status that the job gets when the stream has ended without the node having left.

@@ -43,7 +43,7 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
     }
     if (open.incarnation > 1) {  // the earlier ones may have broken before they arrived here
       THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(open.received, &released));
-      turn = stream->Queue(EncodeResumed({lane.received}));
+      turn = stream->Queue(EncodeResumed({lane.received.Tell()}));
       for (const grpc::ByteBuffer& frame : lane.sent.frames()) {
         turn = std::max(turn, stream->Queue(grpc::ByteBuffer(frame)));
       }
@@ -90,6 +90,8 @@ bool NodeStreams::IsGone(TimePoint now) const {
 absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, ChunkFrame chunk) {
   const ChunkHeader& header = chunk.header;
   SentFrames::Frames released;  // outside the lock
+  std::shared_ptr<ServerStream> stream;
+  auto turn = WriteQueue::Turn::kNothing;
   {
     MutexLock lock(mutex_);
     const size_t expected = header.id.chunk % lanes_.size();
@@ -100,15 +102,29 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
     }
     Lane& lane = lanes_[index];
     if (lane.stream.get() != &from) return absl::OkStatus();
-    ++lane.received;
+    lane.received.Add(chunk.payload.SizeBytes());
     THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(header.acknowledged, &released));
+    if (lane.incarnation > 0 && lane.received.IsDue(lanes_.size())) {
+      stream = lane.stream;
+      turn = stream->Queue(EncodeAcknowledged({lane.received.Tell()}));
+    }
   }
+  if (stream != nullptr) stream->Take(turn);
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
   if (header.kind == ChunkKind::kResult) {
     return member_->Supply(ToResult(header, std::move(chunk.payload)));
   }
   return member_->Contribute(ToContribution(header, std::move(chunk.payload)));
+}
+
+absl::Status NodeStreams::Acknowledged(uint32_t index, const ServerStream& from,
+                                       uint64_t received) {
+  SentFrames::Frames released;  // outside the lock
+  MutexLock lock(mutex_);
+  Lane& lane = lanes_[index];
+  if (lane.stream.get() != &from) return absl::OkStatus();
+  return lane.sent.Acknowledge(received, &released);
 }
 
 void NodeStreams::Refuse(const absl::Status& why) {
@@ -184,7 +200,7 @@ void NodeStreams::OnResult(RoundResult result) {
     MutexLock lock(mutex_);
     if (end_ || KeepEarlyLocked(result) || lanes_.empty()) return;
     index = result.id.chunk % lanes_.size();
-    received = lanes_[index].incarnation > 0 ? lanes_[index].received : 0;
+    received = lanes_[index].incarnation > 0 ? lanes_[index].received.Tell() : 0;
   }
   counters_.sent.Add(static_cast<double>(result.payload.SizeBytes()));
   const bool is_answer = !IsLetter(result.id);

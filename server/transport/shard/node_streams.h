@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/mutex.h"
 #include "core/exchange/served_shard.h"
+#include "server/transport/received_frames.h"
 #include "server/transport/sent_frames.h"
 #include "server/transport/stream_counters.h"
 #include "server/transport/wire/frame_codec.h"
@@ -56,6 +57,9 @@ class NodeStreams final : public ServedNode {
   // Passes on a contribution. Does nothing if `from` is not the latest incarnation: the chunk will
   // come again.
   absl::Status Contribute(uint32_t index, const ServerStream& from, ChunkFrame chunk);
+  // The node has received so many chunk frames of stream `index`. InvalidArgument: more than were
+  // sent. Does nothing if `from` is not the latest incarnation.
+  absl::Status Acknowledged(uint32_t index, const ServerStream& from, uint64_t received);
   // Ends all streams with `why`, then the membership; called when the peer broke the protocol or
   // the shard refused. In this order the node reads this reason and not the failure that its
   // leaving causes.
@@ -92,7 +96,7 @@ class NodeStreams final : public ServedNode {
     bool was_open = false;
     uint32_t incarnation = 0;  // of the latest; 0: the stream cannot be opened again
     SentFrames sent;           // empty if it cannot
-    uint64_t received = 0;     // contributions
+    ReceivedFrames received;   // contributions
   };
 
   absl::Status CheckLocked(const OpenFrame& open) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -95,11 +95,15 @@ absl::Status ServerStream::Handle() {
     return Open(*open);
   }
   auto* chunk = std::get_if<ChunkFrame>(&*parsed);
-  if (chunk == nullptr) {
+  const auto* acknowledged = std::get_if<AcknowledgedFrame>(&*parsed);
+  if (chunk == nullptr && acknowledged == nullptr) {
     return absl::InvalidArgumentError("node sent a failure or resumed frame");
   }
   if (node_ == nullptr) {
-    return absl::InvalidArgumentError("node sent a chunk frame first, expected an open frame");
+    return absl::InvalidArgumentError("node sent another frame first, expected an open frame");
+  }
+  if (acknowledged != nullptr) {
+    return node_->Acknowledged(index_, *this, acknowledged->received);
   }
   return node_->Contribute(index_, *this, std::move(*chunk));
 }

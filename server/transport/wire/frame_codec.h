@@ -51,13 +51,18 @@ struct FailureFrame {
 struct ResumedFrame {
   uint64_t received = 0;  // contributions that earlier incarnations have received
 };
-using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame, ResumedFrame>;
+struct AcknowledgedFrame {
+  uint64_t received = 0;  // chunk frames that the sender has received on this stream
+};
+using ParsedFrame =
+    std::variant<OpenFrame, ChunkFrame, FailureFrame, ResumedFrame, AcknowledgedFrame>;
 
 grpc::ByteBuffer EncodeOpen(const OpenFrame& open);
 // Encodes a chunk frame; the buffer keeps `payload.owner` alive until gRPC has sent it.
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
 grpc::ByteBuffer EncodeFailure(const absl::Status& why);
 grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed);
+grpc::ByteBuffer EncodeAcknowledged(const AcknowledgedFrame& acknowledged);
 
 // Parses one frame. Returns InvalidArgument when `bytes` is not exactly one frame of exactly one
 // kind. A chunk is also refused when a known field has a wrong wire type, when SetHeader

@@ -162,7 +162,7 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_THAT(message(""), HasSubstr("expected open, chunk, failure or resumed"));
+  EXPECT_THAT(message(""), HasSubstr("expected open, chunk, failure, resumed or acknowledged"));
   EXPECT_THAT(message(Wrapped("\x2a\x01z")), HasSubstr("round has wire type 2, expected 0"));
   EXPECT_THAT(message(Wrapped("\x58\x01")), HasSubstr("loss_scale has wire type 0, expected 1"));
   EXPECT_THAT(message(Wrapped("\x59zzzzzzz")), HasSubstr("loss_scale is cut off"));
@@ -278,7 +278,7 @@ void Mutate(Random& random, std::string* bytes) {
 }
 
 std::string AnyFrame(Random& random) {
-  switch (random() % 7) {
+  switch (random() % 8) {
     case 0:
       return RandomBytes(random, random() % 40);
     case 1:
@@ -288,6 +288,8 @@ std::string AnyFrame(Random& random) {
                                  static_cast<uint32_t>(RandomValue(random)), RandomValue(random)}));
     case 4:
       return Flatten(EncodeResumed({RandomValue(random)}));
+    case 5:
+      return Flatten(EncodeAcknowledged({RandomValue(random)}));
     case 2:
       return Flatten(EncodeFailure(absl::AbortedError(RandomBytes(random, random() % 9))));
     case 3: {
@@ -314,6 +316,9 @@ void ExpectSame(const ParsedFrame& parsed, const v1::Frame& expected) {
   } else if (const auto* resumed = std::get_if<ResumedFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_resumed());
     ASSERT_EQ(resumed->received, expected.resumed().received());
+  } else if (const auto* acknowledged = std::get_if<AcknowledgedFrame>(&parsed)) {
+    ASSERT_TRUE(expected.has_acknowledged());
+    ASSERT_EQ(acknowledged->received, expected.acknowledged().received());
   } else if (const auto* failure = std::get_if<FailureFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_failure());
     ASSERT_EQ(std::string(failure->why.message()),

@@ -38,12 +38,14 @@ absl::StatusOr<ParsedFrame> ParseSmallFrame(const std::string& bytes) {
       return FailureFrame{ReasonOf(frame.failure())};
     case v1::Frame::kResumed:
       return ResumedFrame{frame.resumed().received()};
+    case v1::Frame::kAcknowledged:
+      return AcknowledgedFrame{frame.acknowledged().received()};
     case v1::Frame::kChunk:
       return Malformed("a chunk must be the only field of its frame");
     case v1::Frame::KIND_NOT_SET:
       break;
   }
-  return Malformed("expected open, chunk, failure or resumed, got none of them");
+  return Malformed("expected open, chunk, failure, resumed or acknowledged, got none of them");
 }
 
 grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
@@ -69,6 +71,12 @@ grpc::ByteBuffer EncodeFailure(const absl::Status& why) {
 grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed) {
   v1::Frame frame;
   frame.mutable_resumed()->set_received(resumed.received);
+  return Encode(frame);
+}
+
+grpc::ByteBuffer EncodeAcknowledged(const AcknowledgedFrame& acknowledged) {
+  v1::Frame frame;
+  frame.mutable_acknowledged()->set_received(acknowledged.received);
   return Encode(frame);
 }
 
