@@ -17,7 +17,6 @@ namespace thalweg {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
-constexpr Duration kDrainInterval = std::chrono::milliseconds(100);
 constexpr Duration kIdleInterval = std::chrono::seconds(10);  // without jobs nothing is due
 // After a longer time without a tick nodes may have spoken that were not heard. The shortest lease
 // has room for it beside an interval of heartbeats.
@@ -381,11 +380,6 @@ ShardReport Aggregator::Report(TimePoint now) {
   return report;
 }
 
-size_t Aggregator::num_jobs() {
-  MutexLock lock(mutex_);
-  return jobs_.size();
-}
-
 bool Aggregator::Drain(TimePoint deadline) {
   MutexLock lock(mutex_);
   draining_ = true;
@@ -393,11 +387,11 @@ bool Aggregator::Drain(TimePoint deadline) {
     return std::none_of(jobs_.begin(), jobs_.end(),
                         [](const auto& entry) { return entry.second->IsUnderWay(Now()); });
   };
-  // A job that is silent ceases to be under way when nothing happens.
-  while (!changed_.WaitUntil(mutex_, std::min(deadline, Now() + kDrainInterval), is_drained)) {
-    if (Now() >= deadline) return false;
-  }
-  return true;
+  bool drained = false;
+  do {  // a job that is silent ceases to be under way when nothing happens
+    drained = changed_.WaitUntil(mutex_, std::min(deadline, Now() + kTickInterval), is_drained);
+  } while (!drained && Now() < deadline);
+  return drained;
 }
 
 }  // namespace thalweg

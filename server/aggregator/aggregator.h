@@ -89,7 +89,10 @@ class Aggregator : public ServedShard {
   // Returns the state of the shard and its jobs. Cheap enough to call every second.
   ShardReport Report(TimePoint now);
   // Returns the number of jobs that have members.
-  size_t num_jobs();
+  size_t num_jobs() {
+    MutexLock lock(mutex_);
+    return jobs_.size();
+  }
   // Takes no new jobs from now on and waits for those that are under way; returns false at
   // `deadline`. Nodes that wait for others, or have joined and say nothing, hold nobody up.
   bool Drain(TimePoint deadline);
