@@ -83,7 +83,7 @@ def test_conversion_keeps_parameters_and_leaves_instance_norm_alone():
 @pytest.mark.parametrize("module", ["thalweg.compat.multiproc", "apex.parallel.multiproc"])
 def test_multiproc_starts_a_script_for_each_rank(module, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(sys.argv[-1] == '1')\n")
+    script.write_text("import sys\nprint(*sys.argv[1:])\n")
     result = subprocess.run(
         [sys.executable, "-m", module, script, "--lr", "1", "--world-size", "2"],
         cwd=tmp_path,
@@ -93,8 +93,40 @@ def test_multiproc_starts_a_script_for_each_rank(module, tmp_path):
         timeout=60,
     )
     assert (result.stdout, result.stderr) == ("--lr 1 --world-size 2 --rank 0\n", "")
-    assert result.returncode == 1
+    assert result.returncode == 0
     assert (tmp_path / "GPU_1.log").read_text() == "--lr 1 --world-size 2 --rank 1\n"
+
+
+_WAITING = """
+import os, signal
+os.write(2, b"begun\\n")  # in one piece, unlike print()
+signal.alarm(300)  # whatever happens, it does not stay behind
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [("sys.exit(3)", 3), ("signal.raise_signal(signal.SIGKILL)", 137)]
+)
+def test_multiproc_ends_the_others_when_a_rank_fails(failure, code, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import signal, sys\nif sys.argv[-1] == '1': {failure}\n{_WAITING}")
+    result = subprocess.run(multiproc(script), cwd=tmp_path, timeout=120)
+    assert result.returncode == code
+
+
+def test_multiproc_ends_all_ranks_on_sigterm(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_WAITING)
+    launcher = subprocess.Popen(multiproc(script), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert [launcher.stderr.readline() for _ in range(2)] == ["begun\n"] * 2
+    launcher.terminate()
+    assert not launcher.communicate(timeout=120)[1]  # it ends when no rank has it open
+    assert launcher.returncode == 143
+
+
+def multiproc(script):
+    return [sys.executable, "-m", "thalweg.compat.multiproc", script, "--world-size", "2"]
 
 
 @pytest.mark.parametrize(
