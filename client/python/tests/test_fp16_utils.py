@@ -183,6 +183,25 @@ def test_resumed_run_has_the_bits_of_one_that_never_stopped():
         exact()[2].load_state_dict(saved[0])
 
 
+def test_loaded_loss_scaler_is_of_the_saved_kind():
+    _, _, static = exact(static_loss_scale=4.0)
+    _, _, dynamic = exact(**DYNAMIC)
+    saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in (static, dynamic)]
+    param, own, loaded = exact(static_loss_scale=4.0)
+    loaded.load_state_dict(saved[1])
+    assert loaded.loss_scale == dynamic.loss_scale
+    loaded.backward(loss_of(param, own, float("inf")))
+    loaded.step()
+    assert loaded.overflow
+    assert param.isfinite().all()
+    assert loaded.loss_scale == dynamic.loss_scale / 2
+    dynamic.load_state_dict(saved[0])
+    dynamic.step()
+    assert not dynamic.overflow
+    assert dynamic.loss_scale == 4.0
+    assert dynamic.state_dict()["loss_scaler"] == saved[0]["loss_scaler"]
+
+
 def test_loss_scale_may_be_set():
     _, _, optimizer = exact()
     optimizer.loss_scale = 4.0

@@ -167,6 +167,8 @@ class FP16_Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned, and rounds masters into the model.
 
+        The loss scaler becomes one of the saved kind.
+
         Raises ValueError if the masters differ in number or shape from those here.
         """
         loaded = state["fp32_from_fp16"]
@@ -177,8 +179,12 @@ class FP16_Optimizer:
                 f"the state has masters of shapes {shapes}, expected {expected}: build model and "
                 "optimizer as they were when it was saved"
             )
+        if self.dynamic_loss_scale != state["dynamic_loss_scale"]:
+            self.dynamic_loss_scale = state["dynamic_loss_scale"]
+            self.loss_scaler = (
+                DynamicLossScaler() if self.dynamic_loss_scale else StaticLossScaler()
+            )
         vars(self.loss_scaler).update(state["loss_scaler"])
-        self.dynamic_loss_scale = state["dynamic_loss_scale"]
         self.overflow = state["overflow"]
         self.first_closure_call_this_step = state["first_closure_call_this_step"]
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
