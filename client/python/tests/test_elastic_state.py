@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,3 +217,42 @@ def test_loop_that_logs_exceptions_and_goes_on_is_interrupted_all_the_same():
             state.commit()
         except Exception:  # noqa: BLE001 - as such loops do
             pytest.fail("the loop has gone on")
+
+
+class Optimizer:
+    """A part that has saved what a codec carries, or not."""
+
+    def __init__(self, has_codec):
+        self._saved = {"thalweg": []} if has_codec else {}
+
+    def state_dict(self):
+        return self._saved
+
+    def load_state_dict(self, state_dict):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("workers", "newest"),
+    [
+        ([(4, False), (5, False), (5, True), (5, True)], 2),
+        ([(5, True), (6, False), (4, True)], 1),
+        ([(5, False), (5, False)], 0),
+    ],
+)
+def test_newest_state_is_one_with_the_codecs_part_if_any_of_the_last_commit_has_it(
+    workers, newest, monkeypatch
+):
+    states = [elastic.State(optimizer=Optimizer(has_codec)) for _, has_codec in workers]
+    standings, roots = [], []
+
+    def gather(found, mine):
+        standings.append(mine)
+        found[: len(standings)] = standings
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    for state, (commits, _) in zip(states, workers, strict=True):
+        state.commits = commits
+        monkeypatch.setattr(state, "_send", roots.append)
+        state._begin(SimpleNamespace(world_size=len(workers)), 1, lambda: False)
+    assert roots[-1] == newest  # which has heard of all

@@ -1,10 +1,13 @@
 """Tests what optimizers save and load of codecs, with a stand-in for the job."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn, optim
 
 from thalweg import amp
-from thalweg._attach import _resuming
+from thalweg._attach import _codec_states, _resuming
+from thalweg._attach._state import State
 from thalweg.optim import FusedLAMB
 
 RIDING = {"codec": "powersgd:rank=4", "shared": b"bytes"}
@@ -148,3 +151,66 @@ def test_optimizer_of_masters_speaks_for_the_models_parameters():
     optimizer.load_state_dict(optimizer.state_dict())
     assert all(p in _resuming._loaded for p in model.parameters())
     assert {p.dtype for p in model.parameters()} == {torch.float16}
+
+
+class Keeper:
+    """Is the session of a job that has done seven rounds, or has failed."""
+
+    has_failed = False
+
+    def save_codec_state(self):
+        if self.has_failed:
+            raise RuntimeError("node 1 is lost")
+        return counts(7)
+
+    def load_codec_state(self, state):
+        pass
+
+    def status(self):
+        return "failed"
+
+    def close(self):
+        pass
+
+
+def counts(rounds):
+    sizes = _codec_states._Sizes(rounds, 0, 0, 0)
+    return _codec_states._join([_codec_states._Parameter(b"weight", sizes, b"", b"")])
+
+
+def state_of(keeper):
+    return State(
+        keeper,
+        keeper=keeper,
+        job="job-1",
+        codec="powersgd:rank=4",
+        sidecar="",
+        starts_sidecars=False,
+        listens=False,
+        shards="",
+        place=SimpleNamespace(num_nodes=2, node=0, local_rank=0),
+        left_out=None,
+        workers=2,
+        rides=True,
+    )
+
+
+def test_checkpoint_of_a_job_that_has_failed_has_the_counts_of_the_last_one(caplog):
+    keeper = Keeper()
+    state = state_of(keeper)
+    riding = state.riding()
+    assert _codec_states.rounds_of(riding["shared"]) == 7
+    keeper.has_failed = True
+    assert state.riding() == riding
+    assert "has an earlier one's step counts of the codec: node 1 is lost" in caplog.text
+
+
+def test_checkpoint_of_a_job_that_fails_before_any_other_has_the_counts_that_were_loaded(caplog):
+    keeper = Keeper()
+    keeper.has_failed = True
+    state = state_of(keeper)
+    assert state.riding() is None
+    assert "is without step counts of the codec: node 1 is lost" in caplog.text
+    riding = {"codec": "powersgd:rank=4", "shared": counts(3)}
+    assert state.ride_on(riding | {"parameters": [0]}, None) == ""
+    assert state.riding() == riding

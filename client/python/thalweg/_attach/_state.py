@@ -81,6 +81,7 @@ class State:
         self.residuals = residuals  # None: no files, or another worker keeps those of the node
         self.has_loaded = False  # load_state_dict() was called
         self.has_trained = False  # the first training step has begun
+        self._rode: dict[str, Any] | None = None  # the latest that could be saved, or was loaded
         self._member = member
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
@@ -219,20 +220,21 @@ class State:
 
     def riding(self) -> dict[str, Any] | None:
         """Returns what rides in an optimizer's checkpoint; None: there is nothing to keep, or
-        another worker has it.
+        another worker has it. Of a job that has failed it is what the last checkpoint had.
         """
         if self._keeper is None or self.closed or not self.rides:
             return None
         try:
             whole = self._keeper.save_codec_state()
         except RuntimeError as error:
-            text = "job %s: an optimizer's checkpoint is without the codec's step counts: %s"
-            _log.warning(text, self.job, error)
-            return None
-        result = dict[str, Any](codec=self.codec, shared=_codec_states.without_residuals(whole))
-        if self.residuals is not None:
-            result["residuals"] = self.residuals.keep(whole)
-        return result
+            has = "has an earlier one's" if self._rode else "is without"
+            text = "job %s: an optimizer's checkpoint %s step counts of the codec: %s"
+            _log.warning(text, self.job, has, error)
+            return self._rode
+        self._rode = {"codec": self.codec, "shared": _codec_states.without_residuals(whole)}
+        if self.residuals is None:
+            return self._rode
+        return self._rode | {"residuals": self.residuals.keep(whole)}
 
     def ride_on(self, riding: Mapping[str, Any], held_back: bytes | None) -> str:
         """Goes on from what rode in an optimizer's checkpoint, and from what this node has held
@@ -251,6 +253,7 @@ class State:
             return str(error).removeprefix("thalweg: ")
         if self._keeper is not None:
             self._keeper.load_codec_state(shared)
+            self._rode = {"codec": self.codec, "shared": riding["shared"]}
         return ""
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from thalweg._attach._resuming import KEY
 from thalweg.elastic._membership import Membership
 
 
@@ -111,9 +112,10 @@ class State:
         `generation` is that of this worker's state.
         """
         self._has_comers = has_comers
-        standings: list[tuple[int, int]] = [(0, 0)] * membership.world_size
-        dist.all_gather_object(standings, (generation, self.commits))
+        standings: list[tuple[int, int, bool]] = [(0, 0, False)] * membership.world_size
         # A node's first worker has the codec's part, too: it precedes others with as many commits.
+        has_codecs = any(isinstance(kept, dict) and KEY in kept for kept in self._kept.values())
+        dist.all_gather_object(standings, (generation, self.commits, has_codecs))
         self._send(standings.index(max(standings)))
         self.restore()
         self.membership = membership
