@@ -9,6 +9,7 @@ from torch import nn, optim
 
 import thalweg.compat  # noqa: F401 - optim.LAMB
 from thalweg import amp
+from thalweg.optim import FusedAdamW
 
 pytestmark = pytest.mark.numeric
 
@@ -193,3 +194,21 @@ def test_state_that_an_optimizer_brings_along_moves_to_the_masters():
     backward(model, optimizer, [1.0, 2.0])
     optimizer.step()
     assert model.weight.tolist() == [0.0 - 0.75, 1.0 - 1.0]  # momentum 2 + 1 and 2 + 2
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, FusedAdamW])
+def test_training_that_is_initialized_again_has_the_bits_of_one_that_was_once(kind, monkeypatch):
+    monkeypatch.setattr(amp._amp_state, "allow_incoming_model_not_fp32", True)
+    results = []
+    for again in (False, True):
+        model = network()
+        optimizer = kind(model.parameters(), lr=0.01)
+        setup(model, optimizer, "O2", loss_scale=8.0)
+        train(model, optimizer, range(2))
+        if again:
+            setup(model, optimizer, "O2", loss_scale=8.0)
+        train(model, optimizer, range(2, 4))
+        state = optimizer.state_dict()["state"]
+        moments = [state[i]["exp_avg"] for i in range(len(state))]
+        results.append([*model.parameters(), *model.state_dict().values(), *moments])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

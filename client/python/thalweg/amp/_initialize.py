@@ -49,7 +49,8 @@ def initialize(  # noqa: PLR0917 - apex's order
     """Prepares models and optimizers for mixed precision; docs/amp.md says what each level does.
 
     Call it once, after they are built and before DistributedDataParallel. Both are changed in place
-    and returned. A second call replaces loss scales and casts of functions of the first one.
+    and returned. A second call replaces loss scales and casts of functions of the first one, and
+    goes on with its masters.
 
     Args:
         models: a Module or a list of them, with float32 parameters.

@@ -198,6 +198,19 @@ class MasterSet:
         if len(self.masters) > before:
             ask_for_copies(self._optimizer, zip(self.weights, self.params, strict=True))
 
+    def give_back(self) -> None:
+        """Puts parameters back in the places of their masters, with the state that these have."""
+        params = self.params_by_weight()
+        state = self._optimizer.state
+        for group in self._optimizer.param_groups:
+            for i, weight in enumerate(group["params"]):
+                if id(weight) in params:
+                    group["params"][i] = params[id(weight)]
+                    if weight in state:
+                        state[params[id(weight)]] = state.pop(weight)
+        for master in self.masters:
+            master.optimizers -= 1
+
     def pairs(self) -> Iterable[tuple[Parameter, Master]]:
         """Returns the parameters, each with its master."""
         return zip(self.params, self.masters, strict=True)

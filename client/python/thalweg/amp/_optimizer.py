@@ -62,13 +62,15 @@ class MixedOptimizer:
         stash.put_into_optimizer()
 
     def retire(self) -> None:
-        """Leaves the optimizer to itself again; parameters that have masters keep them."""
+        """Leaves the optimizer to itself again, with the parameters that it was given.
+
+        These keep their masters: another MixedOptimizer finds them.
+        """
         for hook in self._hooks:
             hook.remove()
         for name in ("zero_grad", "add_param_group", _ATTRIBUTE, *AmpStash.NAMES):
             self.optimizer.__dict__.pop(name, None)
-        for master in self._held.masters:
-            master.optimizers -= 1
+        self._held.give_back()
         forget_copies(self.optimizer)
 
     def params_by_master(self) -> dict[int, Parameter]:
