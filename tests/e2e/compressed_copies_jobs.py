@@ -23,6 +23,7 @@ from compressed_fsdp_cases import (
     parts,
     restore,
     steps,
+    swapped,
 )
 from digests import digest
 from fsdp1_cases import Groups
@@ -257,6 +258,10 @@ def variants() -> dict[str, Any]:
     return result
 
 
+def swapped_copies() -> dict[str, Any]:
+    return swapped(hybrid=True)
+
+
 def unmentioned() -> dict[str, Any]:
     return by_environment(lambda: paired(Groups.of("thalweg")))
 
@@ -265,7 +270,7 @@ JOBS = {
     job.__name__: job
     for job in (
         *(trained, delivered, recovered, whole_numbers, resumed, resumed_by_one),
-        *(said, asked_again, both, variants, unmentioned),
+        *(said, asked_again, both, variants, swapped_copies, unmentioned),
     )
 }
 

@@ -16,7 +16,7 @@ from jobs import outcome
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from thalweg.fsdp import Compression, compress, state_of
 
@@ -207,3 +207,35 @@ def left_out() -> list[str]:
         models.loss_of(model, next(source)).backward()
         optimizer.step()
     return remarks.stop()
+
+
+def swapped(*, hybrid: bool = False) -> dict[str, Any]:
+    """Trains a layer, then freezes it and trains another one of its size; returns whether that
+    one's gradient has the bits of one without a codec, and what is said.
+    """
+
+    def gradient(codec: str) -> torch.Tensor:
+        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)]
+        layers[1].requires_grad_(False)
+        mesh = fsdp2_cases.mesh_of(fsdp1_cases.Groups.of("thalweg"), hybrid)
+        model = fully_shard(_Beside(*layers), mesh=mesh)
+        if codec:
+            compress(model, codec)
+        source = torch.Generator().manual_seed(dist.get_rank())
+        for trained in (0, 0, 1):
+            for number, layer in enumerate(layers):
+                layer.requires_grad_(number == trained)
+            given = torch.randn(2, 8, WIDTH, generator=source)
+            (model(given[0]) * given[1]).sum().backward()
+        return models.local(layers[1].weight.grad)
+
+    remarks = Remarks()
+    same = torch.equal(gradient("int8:start=0"), gradient(""))
+    return {"same": same, "said": remarks.stop()}
+
+
+class _Beside(nn.Sequential):
+    """Layers whose gradients do not depend on their weights, which a codec rounds."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer(inputs) for layer in self]).sum(0)

@@ -19,6 +19,7 @@ from compressed_fsdp_cases import (
     refused,
     resumed,
     sharded,
+    swapped,
     variants,
 )
 from digests import digest
@@ -194,7 +195,7 @@ JOBS = {
     job.__name__: job
     for job in (
         *(parameters, whole_numbers, feedback, resumed, poisoned),
-        *(refused, variants, left_out, carried, by_environment),
+        *(refused, variants, left_out, swapped, carried, by_environment),
     )
 }
 

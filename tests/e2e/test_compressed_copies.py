@@ -11,7 +11,7 @@ import pytest
 outputs = functools.partial(
     on_nodes.outputs, Path(__file__).parent / "compressed_copies_jobs.py", WIDTH="128"
 )
-NAMES = "trained+delivered+recovered+whole_numbers+resumed+said+asked_again+variants"
+NAMES = "trained+delivered+recovered+whole_numbers+resumed+said+asked_again+variants+swapped_copies"
 # Of float32's bytes, without the tensors that stay in fp32 or fp16 (docs/codecs.md). What top-k
 # sends back depends on the data: the elements that any of both nodes has sent.
 SHARES = {"fp16": 0.5, "bf16": 0.5, "int8": 0.27, "onebit": 0.05, "topk": 0.25, "powersgd": 0.2}
@@ -143,6 +143,12 @@ def test_what_is_not_compressed_or_is_wrong_is_said_by_name(results):
     assert len(said["frozen"]) == 2
     assert "the sum over copies of blocks.0 goes uncompressed" in said["frozen"][1]
     assert [result["said"]["frozen"][1:] for result in results[1:]] == [[], [], []]
+
+
+def test_nothing_held_back_of_one_layer_gets_into_another_one_of_its_size(results):
+    assert all(result["swapped_copies"]["same"] for result in results)
+    (said,) = results[0]["swapped_copies"]["said"]
+    assert "the sum over copies of the root goes uncompressed: other parameters" in said
 
 
 def test_sums_over_copies_are_exact_again_when_asked_to_be(results):

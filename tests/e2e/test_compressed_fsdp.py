@@ -13,7 +13,7 @@ outputs = functools.partial(
 )
 
 
-ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_out+carried"
+ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_out+swapped+carried"
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,12 @@ def test_units_without_all_gradients_are_said_to_go_uncompressed_once(fours):
     (said,) = fours[0]["left_out"]
     assert "the reduce-scatter of blocks.0 goes uncompressed" in said
     assert [result["left_out"] for result in fours[1:]] == [[], [], []]
+
+
+def test_nothing_held_back_of_one_layer_gets_into_another_one_of_its_size(fours):
+    assert all(result["swapped"]["same"] for result in fours)
+    (said,) = fours[0]["swapped"]["said"]
+    assert "the reduce-scatter of the root goes uncompressed: other parameters" in said
 
 
 def test_int8_sends_at_most_27_hundredths_of_the_bytes_of_float32(results):

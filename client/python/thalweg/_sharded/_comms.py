@@ -113,14 +113,23 @@ class CompressedReduceScatter(DefaultReduceScatter):
     """
 
     def __init__(
-        self, unit: str, group: ShardGroup, codec: Parts, *, start: int, feedback: bool
+        self,
+        unit: str,
+        group: ShardGroup,
+        codec: Parts,
+        *,
+        start: int,
+        feedback: bool,
+        change: Callable[[], str],
     ) -> None:
+        """`change` says whether the unit's gradients are of other parameters than the codec's."""
         self.rounds = 0
         self.residual = torch.zeros(
             group.carries if feedback else 0, codec.residual_elements if feedback else 0
         )
         self._feedback = feedback
         self._start = start
+        self._change = change
         self._group = group
         self._codec = codec
         self._remarks = Remarks(f"the reduce-scatter of {unit}")
@@ -136,8 +145,8 @@ class CompressedReduceScatter(DefaultReduceScatter):
         self.rounds += 1
         why = _why_exact(input_tensor, input_tensor.numel() // group.size(), self._codec)
         scale = _scale_of(op, group.size())
-        if why is None and scale is None:
-            why = f"its operation is {op}"
+        if why is None:
+            why = f"its operation is {op}" if scale is None else self._change() or None
         if why:
             self._remarks.say(why)
         if why is not None or scale is None or self.rounds <= self._start:

@@ -240,6 +240,7 @@ def _compressed_reduce(unit: Unit, group: ShardGroup, codec: Codec) -> Compresse
         _row_codec(codec, unit.pieces(trainable=True)),
         start=codec.start_iter if isinstance(codec, Int8) else 0,
         feedback=isinstance(codec, Int8) and codec.use_error_feedback,
+        change=unit.change_of_trainable(),
     )
 
 

@@ -7,7 +7,7 @@ session has a bucket for each unit, whose tensors are the shards.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -45,10 +45,18 @@ class _Done(Work):
 class CopiesGroup(dist.ProcessGroup):
     """Takes the place of the group over which torch sums the gradients of a unit's copies."""
 
-    def __init__(self, unit: str, exact: dist.ProcessGroup, bucket: _buckets.Bucket) -> None:
+    def __init__(
+        self,
+        unit: str,
+        exact: dist.ProcessGroup,
+        bucket: _buckets.Bucket,
+        change: Callable[[], str],
+    ) -> None:
+        """`change` says whether the unit's gradients are of other parameters than the bucket's."""
         super().__init__(exact.rank(), exact.size())  # type: ignore[call-arg]  # the stub's lacks it
         self._exact = exact
         self._bucket = bucket
+        self._change = change
         self._remarks = Remarks(f"the sum over copies of {unit}")
 
     def allreduce(  # type: ignore[override]  # torch calls this form of it
@@ -88,7 +96,7 @@ class CopiesGroup(dist.ProcessGroup):
                 f"it has {values.numel()} elements, and not the {self._bucket.elements} of the "
                 "parameters that could be trained when thalweg.fsdp.compress() was called"
             )
-        return ""
+        return self._change()
 
 
 def compress(units: Sequence[Unit], copies: dist.ProcessGroup, codec: str) -> State:
@@ -111,7 +119,8 @@ def compress(units: Sequence[Unit], copies: dist.ProcessGroup, codec: str) -> St
     filled = [unit for unit in units if unit.trainable()]
     layouts = [[(shard.name, shard.shape) for shard in unit.trainable()] for unit in filled]
     for unit, bucket in zip(filled, _buckets.make(session, layouts, copies), strict=True):
-        unit.sum_copies_over(CopiesGroup(str(unit), copies, bucket))
+        change = unit.change_of_trainable()
+        unit.sum_copies_over(CopiesGroup(str(unit), copies, bucket, change))
     return _state(job, me.codec, model)
 
 

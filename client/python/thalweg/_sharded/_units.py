@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +64,12 @@ class Unit(NamedTuple):
         """Returns this rank's shards, but for empty ones, of the parameters that have gradients."""
         found = [self._shard(one) for one in self._parameters(trainable=True)]
         return [shard for shard in found if shard.shape.numel()]
+
+    def change_of_trainable(self) -> Callable[[], str]:
+        """Returns what says that other parameters have gradients than do now; "": none do."""
+        then = self._parameters(trainable=True)
+        text = "other parameters can be trained than when thalweg.fsdp.compress() was called"
+        return lambda: "" if self._parameters(trainable=True) == then else text
 
     def pieces(self, *, trainable: bool) -> list[Piece]:
         return [
