@@ -126,7 +126,7 @@ class ProcessGroup : public c10d::Backend {
   // Begins a call's messages, and its collectives. `outputs` are what its future holds.
   WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
                 std::chrono::milliseconds timeout);
-  WorkPtr BeginParcels(c10d::OpType type, std::vector<Parcel> parcels, Tensors outputs,
+  WorkPtr BeginParcels(c10d::OpType type, const std::vector<Parcel>& parcels, Tensors outputs,
                        std::chrono::milliseconds timeout);
   // Sends one tensor to each rank, and receives one from each.
   WorkPtr ExchangeAll(c10d::OpType type, Tensors given, Tensors got, Tensors outputs,

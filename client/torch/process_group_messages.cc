@@ -20,7 +20,7 @@ uint64_t TagOf(int tag) { return static_cast<uint32_t>(tag); }
 
 }  // namespace
 
-ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, std::vector<Parcel> parcels,
+ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, const std::vector<Parcel>& parcels,
                                                  Tensors outputs,
                                                  std::chrono::milliseconds timeout) {
   Tensors inputs;
@@ -89,7 +89,7 @@ ProcessGroup::WorkPtr ProcessGroup::ExchangeAll(OpType type, Tensors given, Tens
     parcels.push_back({PeerCall::Way::kReceive, from, kExchangeTag, got[from]});
     parcels.push_back({PeerCall::Way::kSend, to, kExchangeTag, given[to]});
   }
-  return BeginParcels(type, std::move(parcels), std::move(outputs), timeout);
+  return BeginParcels(type, parcels, std::move(outputs), timeout);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,

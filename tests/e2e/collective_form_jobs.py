@@ -5,6 +5,8 @@ BACKEND is what init_process_group() is asked for, DEVICE has the tensors.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import group_forms  # noqa: F401 - adds checks
 import job_runner
@@ -12,6 +14,7 @@ import sparse_collective_forms  # noqa: F401 - adds checks
 import torch
 import torch.distributed as dist
 from collective_forms import CHECKS, outcome
+from waiting import until
 
 from thalweg._job import _member
 
@@ -52,6 +55,25 @@ def aborted() -> list[str]:
     return [outcome(work.wait), outcome(backend.abort)]
 
 
+def aborted_while_copying() -> list[str]:
+    """Aborts while a copy of values without gaps, which the call has made, goes to the sidecar."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+
+    def abort() -> None:
+        maps = Path("/proc/self/maps")
+        until(
+            "memory for the values", lambda: "thalweg-given" in maps.read_text(), 60, every=0.0001
+        )
+        backend.abort()
+
+    with ThreadPoolExecutor() as pool:
+        aborting = pool.submit(abort)
+        values = torch.ones(2, 16 << 20).t()
+        failed = outcome(lambda: dist.all_reduce(values))
+        aborting.result()
+    return [failed]
+
+
 def aborted_as_by_elastic() -> list[str]:
     """Rank 0 fails all jobs of its process while the other ranks wait for something else."""
     dist.barrier()
@@ -61,7 +83,10 @@ def aborted_as_by_elastic() -> list[str]:
     return [outcome(_member.abort_for_lost), outcome(lambda: dist.all_reduce(torch.ones(2)))]
 
 
-JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted, aborted_as_by_elastic)}
+JOBS = {
+    job.__name__: job
+    for job in (forms, sums, ended_twice, aborted, aborted_while_copying, aborted_as_by_elastic)
+}
 
 
 def main() -> None:

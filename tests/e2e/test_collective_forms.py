@@ -73,6 +73,11 @@ def test_abort_wakes_who_waits_for_a_collective(tmp_path):
     assert "it has aborted the job" in other
 
 
+def test_abort_takes_no_memory_from_a_call_that_still_copies_from_it(tmp_path):
+    ((failed,),) = run("aborted_while_copying", tmp_path, (1,))
+    assert "this worker has aborted it" in failed
+
+
 def test_elastic_training_that_goes_elsewhere_fails_its_job_for_all(tmp_path):
     (aborting, later), (other,) = run("aborted_as_by_elastic", tmp_path, (1, 1))
     assert aborting == ""
