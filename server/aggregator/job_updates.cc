@@ -98,6 +98,7 @@ absl::StatusOr<WeightsSlice> Job::ReadWeights(uint32_t node, BucketId bucket, ui
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(WeightElemsLocked(node, bucket, chunk, slice).status());
     state = chunks_.Find(bucket, chunk);
+    if (state == nullptr && spec_.resume) return OfJob(spec_.job, LostWeights());
   }
   if (state == nullptr) return WeightsSlice();
   ChunkState& found = *state;

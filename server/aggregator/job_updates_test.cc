@@ -297,5 +297,15 @@ TEST_F(JobUpdatesTest, MemoryOfWeightsAndMomentsIsReservedBeforehand) {
               HasSubstr("12582912 for residuals and weights"));
 }
 
+TEST(JobUpdatesResumedTest, NodeThatReadsWeightsOfARestartedShardHearsThatTheyAreLost) {
+  TestJob job({1}, TestJob::kPlenty, {{{kBucket, {4}}}});
+  BucketAnnouncement bucket{kBucket, kLayout};
+  bucket.update = AdamW();
+  ASSERT_TRUE(job.job().RegisterBucket(0, bucket).ok());
+  const absl::Status lost = job.job().ReadWeights(0, kBucket, 0, 0).status();
+  EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("has lost the weights that it kept"));
+}
+
 }  // namespace
 }  // namespace thalweg::job_updates_test
