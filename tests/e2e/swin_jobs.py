@@ -50,12 +50,41 @@ def trainings(rank, world):
 
 
 def differing(rank):
-    """Returns the error of workers whose gradients have different shapes."""
+    """Returns the errors of workers whose gradients differ, by what differs.
+
+    All but the first call follow one with what one of the workers has, which has begun a job.
+    """
+    alike = [torch.ones(3), torch.ones(5)]
+    thalweg.all_reduce(alike)
+    thalweg.all_reduce(alike[:1])
+    of_ranks = {
+        "first call": [[torch.ones(2)], [torch.ones(4)]],
+        "shape": [alike, [torch.ones(3), torch.ones(6)]],
+        "type": [alike, [torch.ones(3), torch.ones(5).half()]],
+        "number": [alike[:1], alike],
+        "nothing": [[], alike],
+        "sparse": [alike, [torch.ones(3), torch.ones(5).to_sparse()]],
+        "unused": [fetched(used) for used in (0, 1)],
+    }
+    errors = {what: outcome(thalweg.all_reduce, given[rank]) for what, given in of_ranks.items()}
+    errors["codec"] = outcome(thalweg.all_reduce, alike, codec=("int8" if rank else None))
+    return errors | {"afterwards": outcome(thalweg.all_reduce, alike)}
+
+
+def fetched(used):
+    """Returns the gradients of two layers of the same size, of which one is used."""
+    layers = [torch.nn.Linear(3, 1, bias=False) for _ in range(2)]
+    layers[used](torch.ones(3)).sum().backward()
+    return thalweg.fetch_gradients(torch.optim.SGD([layer.weight for layer in layers], lr=1))
+
+
+def outcome(function, *arguments, **options):
+    """Returns the error, or else "none"."""
     try:
-        thalweg.all_reduce([torch.ones(2 + rank)])
+        function(*arguments, **options)
     except (RuntimeError, ValueError) as error:
-        return str(error)
-    return ""
+        return f"{type(error).__name__}: {error}"
+    return "none"
 
 
 def infinity_of_one_shard(rank):

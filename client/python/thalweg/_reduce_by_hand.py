@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
-from collections.abc import Iterable
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +16,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 from thalweg._attach._state import State
+from thalweg._settings._config import Config, ConfigError
 from thalweg.codecs import Codec
 from thalweg.policy import Policy
 
-_Key = tuple[object, ...]
+
+class _Fetched(list[torch.Tensor]):
+    """An optimizer's gradients, and the positions of its parameters that have none."""
+
+    left_out: tuple[int, ...] = ()
+
+
+class _Call(NamedTuple):
+    """What must be the same on all workers in a call of all_reduce()."""
+
+    codec: str | None
+    left_out: tuple[int, ...]
+    gradients: tuple[tuple[torch.Size, torch.dtype, torch.layout], ...]
+
+    def statements(self) -> Iterator[str]:
+        yield f"the codec is {self.codec or 'that of the environment'}"
+        missing = ", ".join(map(str, self.left_out)) or "none"
+        yield f"parameters without a gradient are {missing}"
+        for position, (shape, dtype, layout) in enumerate(self.gradients):
+            kind = "" if layout == torch.strided else f"{layout} "
+            text = f"{kind}{dtype}{list(shape)}".replace("torch.", "")
+            yield f"gradient {position} is {text}"
+
+
+_Key = tuple[dist.ProcessGroup, _Call, tuple[torch.device, ...]]
 
 
 class _Carried(NamedTuple):
@@ -32,14 +60,13 @@ _jobs: dict[_Key, _Carried] = {}
 def fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Returns the gradients that `optimizer.step()` would use, in the order of its parameters.
 
-    They are the tensors themselves, not copies. Parameters without a gradient are left out.
+    They are the tensors themselves, not copies. Parameters without a gradient are left out; the
+    list knows which, so that all_reduce() refuses gradients of other parameters of the same shapes.
     """
-    return [
-        parameter.grad
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    found = _Fetched(one.grad for one in parameters if one.grad is not None)
+    found.left_out = tuple(i for i, one in enumerate(parameters) if one.grad is None)
+    return found
 
 
 def all_reduce(
@@ -60,15 +87,19 @@ def all_reduce(
     The first call with gradients of certain shapes and types joins a job, as attach() does; it
     lasts until the process ends. In rules of `codec`, gradients are named by their position: "0".
 
+    Before that, each call finds out whether gradients are alike on all workers: an all-reduce of 16
+    bytes over `group`. With THALWEG_MIN_NODES, where a group may lack processes, none does, and
+    workers whose gradients differ in a later call wait for the timeout.
+
     Args:
-        gradients: dense tensors, all on the CPU or on one GPU, in the same order on all workers.
+        gradients: dense tensors, all on the CPU or on one GPU, in the same order on all workers. A
+            worker that lacks a gradient which others have passes zeros in its place.
         scale: 1 / number of workers unless given, for the mean.
         codec: as for thalweg.ddp.attach().
         group: the workers; the default process group unless given.
 
     Returns:
-        The job's state, for statistics; None if there is one worker or no gradient, where nothing
-        is sent.
+        The job's state, for statistics; None if there is one worker or no gradient.
 
     Raises:
         RuntimeError: there is no process group, or the job has failed.
@@ -78,17 +109,65 @@ def all_reduce(
     tensors = list(gradients)
     if not dist.is_initialized():
         raise RuntimeError("thalweg: all_reduce() needs torch.distributed.init_process_group()")
+    workers = dist.get_world_size(group)
+    factor = 1.0 if scale is None else scale * workers
+    group = group or dist.distributed_c10d._get_default_group()
+    call = _Call(
+        codec if isinstance(codec, str | None) else codec.spec(),
+        gradients.left_out if isinstance(gradients, _Fetched) else (),
+        tuple((t.shape, t.dtype, t.layout) for t in tensors),
+    )
+    if workers > 1 and not _may_lose_nodes():
+        _require_same(call, group)
     for position, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             raise ValueError(f"thalweg: gradient {position} is sparse, expected a dense tensor")
-    workers = dist.get_world_size(group)
-    factor = 1.0 if scale is None else scale * workers
     state = None
     if workers > 1 and tensors:
-        state = _mean(tensors, codec, group or dist.distributed_c10d._get_default_group())
+        key = (group, call, tuple(tensor.device for tensor in tensors))
+        state = _mean(tensors, _job_for(tensors, codec, key))
     if factor != 1.0:
         torch._foreach_mul_(tensors, factor)
     return state
+
+
+def _may_lose_nodes() -> bool:
+    """Returns whether jobs go on without lost nodes, whose processes the group then lacks."""
+    try:
+        return Config.from_env().min_nodes > 0
+    except ConfigError:  # attach() tells all workers
+        return False
+
+
+def _require_same(call: _Call, group: dist.ProcessGroup) -> None:
+    """Raises ValueError on all workers unless their calls are the same.
+
+    They would wait for each other in different jobs.
+    """
+    number = _digest(call)
+    device = dist.distributed_c10d._get_object_coll_device(group)
+    extremes = torch.tensor([number, -number], device=device)
+    dist.all_reduce(extremes, dist.ReduceOp.MIN, group=group)
+    least, negated_most = extremes.tolist()
+    if least == -negated_most:
+        return
+    calls: list[Any] = [None] * group.size()
+    dist.all_gather_object(calls, call, group=group)
+    rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
+    pairs = itertools.zip_longest(
+        calls[0].statements(), calls[rank].statements(), fillvalue="there are no more gradients"
+    )
+    ours, theirs = next(pair for pair in pairs if pair[0] != pair[1])
+    raise ValueError(
+        f"thalweg: gradients differ between workers: {ours} on rank 0, but {theirs} on rank "
+        f"{rank}: pass the same on all, zeros for missing ones"
+    )
+
+
+@functools.cache
+def _digest(call: _Call) -> int:
+    """Returns a number of 63 bits that only equal calls have."""
+    return int.from_bytes(hashlib.sha256(repr(call).encode()).digest()[:8], "big") >> 1
 
 
 class _Carrier(torch.nn.Module):
@@ -122,11 +201,9 @@ class _Give(torch.autograd.Function):
 
 
 @torch.enable_grad()
-def _mean(
-    tensors: list[torch.Tensor], codec: Codec | Policy | str | None, group: dist.ProcessGroup
-) -> State:
+def _mean(tensors: list[torch.Tensor], job: _Carried) -> State:
     """Replaces tensors by their means."""
-    ddp_model, state = _job_for(tensors, codec, group)
+    ddp_model, state = job
     ddp_model.zero_grad()
     ddp_model.module.gradients = [tensor.detach() for tensor in tensors]
     ddp_model().sum().backward()
@@ -138,15 +215,12 @@ def _mean(
 
 
 def _job_for(
-    tensors: list[torch.Tensor], codec: Codec | Policy | str | None, group: dist.ProcessGroup
+    tensors: list[torch.Tensor], codec: Codec | Policy | str | None, key: _Key
 ) -> _Carried:
-    shapes = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
-    spec = codec if isinstance(codec, str | None) else codec.spec()
-    key = (group, spec, shapes)
     if key not in _jobs:
         ddp_model = DistributedDataParallel(
             _Carrier(tensors),
-            process_group=group,
+            process_group=key[0],
             init_sync=False,  # nobody reads the parameters
             gradient_as_bucket_view=True,
         )
