@@ -175,7 +175,7 @@ class Bucket:
         assert tensor.grad is not None
         self._grads.fill(self._places[id(tensor)], tensor.grad)
         tensor.grad = None
-        tensor.grad = PushedGrad(tensor, parameter.name)
+        tensor.grad = PushedGrad(tensor, parameter.name, self._gathered)
         return True
 
     def push(self, settings: int) -> None:
