@@ -126,15 +126,14 @@ absl::Status CpuPowerSgd::ProjectRows(const Task& task, Gradient& gradient) {
   return absl::OkStatus();
 }
 
-bool CpuPowerSgd::IsFinite() const {
+bool CpuPowerSgd::IsPFinite() const {
   return std::all_of(matrices_.begin(), matrices_.end(), [this](const Matrix& m) {
-    const float* const p = p_.mean.data() + m.p_offset;
-    return std::all_of(p, p + m.rows * m.rank, [](float value) { return std::isfinite(value); });
+    return AreFinite(std::span(p_.mean).subspan(m.p_offset, m.rows * m.rank));
   });
 }
 
 absl::StatusOr<bool> CpuPowerSgd::ProjectTransposed(FoldPool& pool) {
-  if (!IsFinite()) return false;
+  if (!IsPFinite()) return false;
   THALWEG_RETURN_IF_ERROR(
       pool.Run(static_cast<uint32_t>(matrices_.size()), [this](uint32_t i) -> absl::Status {
         const Matrix& m = matrices_[i];

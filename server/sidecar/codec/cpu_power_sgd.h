@@ -49,6 +49,7 @@ class CpuPowerSgd final : public PowerSgd {
 
   absl::Status Project(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) override;
+  absl::StatusOr<bool> IsQFinite() override { return AreFinite(q_.mean); }
   absl::StatusOr<uint64_t> Reconstruct(FoldPool& pool) override;
   absl::Status GiveUp(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<std::span<const std::byte>> EncodeFactors(const Part& part, uint32_t chunk,
@@ -56,7 +57,7 @@ class CpuPowerSgd final : public PowerSgd {
   absl::Status DecodeFactors(const Part& part, const RoundResult& received) override;
 
   absl::Status ProjectRows(const Task& task, Gradient& gradient);
-  bool IsFinite() const;  // every mean P
+  bool IsPFinite() const;  // every mean P
   // Returns how many results are not finite.
   uint64_t ReconstructRows(const Task& task, CompressionLoss* loss);
 

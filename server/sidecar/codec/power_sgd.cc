@@ -140,10 +140,13 @@ absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
   });
 }
 
+bool PowerSgd::AreFinite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::isfinite(value); });
+}
+
 void PowerSgd::KeepFactor(const Matrix& matrix, std::span<const float> factor) {
-  const bool is_finite =
-      std::all_of(factor.begin(), factor.end(), [](float value) { return std::isfinite(value); });
-  if (is_finite) {
+  if (AreFinite(factor)) {
     matrix.state->factor.assign(factor.begin(), factor.end());
   } else {
     matrix.state->factor.clear();
@@ -165,6 +168,14 @@ absl::StatusOr<Part*> PowerSgd::Next(FoldPool& pool, Gradient& gradient) {
       return whole_->Begin(pool, gradient);
     }
     case Step::kSecond: {
+      // Of a tall matrix the elements of Q are larger than its own and those of P.
+      if (spec_.wire == DType::kFloat16) {
+        THALWEG_ASSIGN_OR_RETURN(const bool is_finite, IsQFinite());
+        if (!is_finite) {
+          step_ = Step::kWhole;
+          return whole_->Begin(pool, gradient);
+        }
+      }
       THALWEG_ASSIGN_OR_RETURN(const uint64_t nonfinite, Reconstruct(pool));
       nonfinite_elems_ = nonfinite + first_->nonfinite_elems;
       return nullptr;

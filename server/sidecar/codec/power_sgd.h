@@ -79,16 +79,19 @@ class PowerSgd : public BucketCodec {
 
   // Makes the factors of the states the orthonormal Q with which a round begins.
   absl::Status PrepareFactors(FoldPool& pool);
+  static bool AreFinite(std::span<const float> values);
   // Keeps `factor` for the next round, or nothing if it is not finite.
   static void KeepFactor(const Matrix& matrix, std::span<const float> factor);
   // Returns whether the second part's round is one whose loss is measured.
   bool IsSampled() const { return second_->round % kSampleEvery == 1; }  // rounds count from 1
 
   // The steps of a round: what the first part sends; what the second one sends, or false when some
-  // mean P is not finite; the result, and how many of the matrices' elements in it are not finite;
-  // or, instead of that, giving up: residual and factor become what they were before the round.
+  // mean P is not finite; whether all of the mean Q is; the result, and how many of the matrices'
+  // elements in it are not finite; or, instead of that, giving up: residual and factor become what
+  // they were before the round.
   virtual absl::Status Project(FoldPool& pool, Gradient& gradient) = 0;
   virtual absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) = 0;
+  virtual absl::StatusOr<bool> IsQFinite() = 0;
   virtual absl::StatusOr<uint64_t> Reconstruct(FoldPool& pool) = 0;
   virtual absl::Status GiveUp(FoldPool& pool, Gradient& gradient) = 0;
   // Encode and Decode of the first and the second part.

@@ -176,9 +176,22 @@ absl::StatusOr<bool> CudaPowerSgd::ProjectTransposed(FoldPool& /*pool*/) {
   return host_counts_[kInP] == 0;
 }
 
-absl::StatusOr<uint64_t> CudaPowerSgd::Reconstruct(FoldPool& /*pool*/) {
+absl::StatusOr<bool> CudaPowerSgd::IsQFinite() {
   THALWEG_RETURN_IF_ERROR(lane().Bind());
   THALWEG_RETURN_IF_ERROR(second_factors_.QueueMean());
+  counted_p_->Reset();
+  THALWEG_RETURN_IF_ERROR(lane().gpu().CopyToHost(host_q_, second_factors_.values(),
+                                                  second_factors_.bytes(), lane().stream()));
+  THALWEG_RETURN_IF_ERROR(counted_p_->Mark(lane().gpu(), lane().stream(), 1));
+  THALWEG_RETURN_IF_ERROR(lane().WaitFor(*counted_p_, 1));
+  return AreFinite({host_q_, second_->Elems()});
+}
+
+absl::StatusOr<uint64_t> CudaPowerSgd::Reconstruct(FoldPool& /*pool*/) {
+  THALWEG_RETURN_IF_ERROR(lane().Bind());
+  if (spec_.wire != DType::kFloat16) {  // IsQFinite has done it
+    THALWEG_RETURN_IF_ERROR(second_factors_.QueueMean());
+  }
   THALWEG_RETURN_IF_ERROR(QueueResult());
   counted_result_->Reset();
   THALWEG_RETURN_IF_ERROR(QueueCount(kInResult));

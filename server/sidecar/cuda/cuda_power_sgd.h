@@ -48,6 +48,7 @@ class CudaPowerSgd final : public PowerSgd {
 
   absl::Status Project(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) override;
+  absl::StatusOr<bool> IsQFinite() override;
   absl::StatusOr<uint64_t> Reconstruct(FoldPool& pool) override;
   absl::Status GiveUp(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<std::span<const std::byte>> EncodeFactors(const Part& part, uint32_t chunk,

@@ -96,6 +96,24 @@ TEST_P(CudaPowerSgdTest, RoundThatIsNotFiniteIsGivenUpWithoutATrace) {
   }
 }
 
+// The elements of the second factor are larger than the gradient's and the first one's.
+TEST_P(CudaPowerSgdTest, RoundWhoseSecondFactorIsTooLargeForFp16IsGivenUp) {
+  if (spec_.wire != DType::kFloat16) GTEST_SKIP() << "other formats have room for it";
+  PairStates states;
+  PowerSgdPair pair(gpus_, device_, kLayout, kAll, spec_, 1, states);
+  ASSERT_NO_FATAL_FAILURE(pair.Round(Gradients(1, 1)));
+  constexpr size_t kRows = 37, kColumns = 53, kOdd = 40 * 27 + 7 + 15;
+  std::vector<Floats> gradients = {Floats(kLayout.Elems())};
+  for (size_t row = 0; row < kRows; ++row) gradients[0][kOdd + row * kColumns] = 30'000;
+  ASSERT_NO_FATAL_FAILURE(pair.Round(gradients));
+  EXPECT_TRUE(pair.gpu_codec().gave_up());
+  EXPECT_EQ(pair.cpu_codec().nonfinite_elems(), 0u);
+  ASSERT_NO_FATAL_FAILURE(pair.ExpectSameStates());
+  ASSERT_NO_FATAL_FAILURE(pair.Round(Gradients(2, 1)));
+  EXPECT_FALSE(pair.gpu_codec().gave_up());
+  pair.ExpectSameStates();
+}
+
 TEST_P(CudaPowerSgdTest, StatesThatWereSavedGoOnInAnotherLayoutAndOnTheOtherKindOfNode) {
   PairStates states;
   {
