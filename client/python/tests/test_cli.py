@@ -139,7 +139,28 @@ def test_workers_learn_their_place(monkeypatch):
         ({"nodes": 1, "shards": 0}, False),
     ],
 )
-def test_sidecars_listen_where_they_are_to_host_shards_for_other_nodes(changes, listen):
+def test_sidecars_listen_where_they_are_to_host_shards_for_other_nodes(
+    changes, listen, monkeypatch
+):
+    monkeypatch.delenv("THALWEG_LOCAL_SHARDS", raising=False)
+    assert dataclasses.replace(PLAN, **changes).sidecars_listen == listen
+
+
+@pytest.mark.parametrize(
+    ("variable", "changes", "listen"),
+    [
+        ("1", {"local_shards": None}, True),
+        ("auto", {"local_shards": None}, True),
+        ("0", {"local_shards": None, "shards": 0}, False),
+        ("", {"local_shards": None}, False),
+        ("1", {"local_shards": "0"}, False),
+        ("0", {"local_shards": "1"}, True),
+    ],
+)
+def test_sidecars_listen_as_the_variable_says_unless_it_is_chosen(
+    variable, changes, listen, monkeypatch
+):
+    monkeypatch.setenv("THALWEG_LOCAL_SHARDS", variable)
     assert dataclasses.replace(PLAN, **changes).sidecars_listen == listen
 
 

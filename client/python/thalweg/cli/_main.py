@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--local-shards",
         choices=LOCAL_SHARDS,
-        help="sets THALWEG_LOCAL_SHARDS: do sidecars host shards? (default: only with --shards 0)",
+        help="sets THALWEG_LOCAL_SHARDS: do sidecars host shards? (default: as it says, else only "
+        "with --shards 0)",
     )
     run.add_argument("--codec", type=_types.codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument(

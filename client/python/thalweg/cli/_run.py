@@ -36,8 +36,9 @@ class Plan:
     @property
     def sidecars_listen(self) -> bool:
         """Whether sidecars can host shards: where it was asked for, or there is nothing else."""
-        asked = self.local_shards in ("auto", "1") or self.shards == 0
-        return asked and self.local_shards != "0" and self.nodes > 1
+        local_shards = self.local_shards or os.environ.get("THALWEG_LOCAL_SHARDS", "")
+        asked = local_shards in ("auto", "1") or self.shards == 0
+        return asked and local_shards != "0" and self.nodes > 1
 
 
 def run(plan: Plan) -> int:
