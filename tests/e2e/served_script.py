@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
 MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
-evaluate and average, joined by "_".
+evaluate, average, handzero and keepzero, joined by "_".
 """
 
 import contextlib
@@ -65,6 +65,15 @@ def halve(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tens
     return work.get_future().then(lambda done: done.value()[0])
 
 
+def forget_gradients(mode: str, optimizer: torch.optim.Optimizer, ddp: nn.Module) -> None:
+    if "handzero" in mode:
+        for parameter in ddp.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+    else:
+        optimizer.zero_grad(set_to_none="keepzero" not in mode)
+
+
 @torch.no_grad()
 def evaluate(ddp: nn.Module) -> None:
     """Evaluates with a batch more on each worker than on the one before, and stores the module."""
@@ -95,7 +104,7 @@ def main() -> None:
     for step in range(STEPS):
         # Both workers, or one of them.
         model.skips = "unused" in mode and step % 3 == 2 and (step < 6 or dist.get_rank() == 0)
-        optimizer.zero_grad()
+        forget_gradients(mode, optimizer, ddp)
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
             seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())

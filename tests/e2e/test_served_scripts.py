@@ -35,6 +35,10 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         "sgd_unused_clip",
         "adamw_unused_clip",
         "sgd_evaluate",
+        "sgd_handzero",
+        "sgd_unused_keepzero",
+        "adamw_unused_keepzero_clip",
+        "lamb_unused_handzero",
     ],
 )
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
@@ -64,6 +68,13 @@ def test_pull_and_overlap_may_be_wished_for(wishes, codec, tmp_path):
     plain, _, _ = run("adamw", tmp_path)
     served, _, _ = run("adamw", tmp_path, THALWEG_PS=wishes, THALWEG_CODEC=codec)
     assert served[0]["digest"] == served[1]["digest"] != plain[0]["digest"]
+
+
+def test_zeros_move_weights_of_unused_layers_that_no_forward_pass_has_waited_for(tmp_path):
+    mode = "sgd_unused_keepzero"
+    plain, _, _ = run(mode, tmp_path)
+    served, _, _ = run(mode, tmp_path, THALWEG_PS="auto:overlap=1")
+    np.testing.assert_allclose(served[0]["weights"], plain[0]["weights"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

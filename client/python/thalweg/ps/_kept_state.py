@@ -175,7 +175,7 @@ class KeptState(FixedGroups):
     def _go_back(self, why: str) -> int:
         assert self._snapshots is not None
         self.state.clear()
-        self.zero_grad()
+        self.zero_grad(set_to_none=True)  # others cannot be had in a step that is not over
         self._committing.forget_step()
         return roll_back(self._serving, self._snapshots, self._rejoin, self._joined.meeting, why)
 

@@ -26,6 +26,12 @@ def left(
     return [] if begins and _are_for_show([each for _, each in found], groups) else found
 
 
+def is_unused(parameter: Parameter) -> bool:
+    """Whether no backward pass has made a gradient of it that changes anything."""
+    grad = parameter.tensor.grad
+    return grad is None or not parameter.has_gradient or not bool(grad.any())
+
+
 def sparse_fault(parameter: Parameter) -> str:
     """Returns why its gradient cannot be pushed; empty: it can."""
     grad = parameter.tensor.grad

@@ -55,8 +55,8 @@ class ServerOptimizer(Clipping):
         overlap: step() does not wait. A module's forward() waits for its own weights, and
             Module.state_dict() for all. Call wait() before anything else reads weights.
         find_unused_parameters: a parameter may get no gradient in a step. If it gets none on any
-            worker, it stays as it is, with its state. All workers call step(), those without
-            gradients too. There are no snapshots.
+            worker, it stays as it is, with its state; zeros of zero_grad(set_to_none=False) are
+            one. All workers call step(), those without gradients too. There are no snapshots.
         mode: which nodes wait for each other. "sync": all in each step. "stale": a node gets the
             weights of the moment; each step still has the mean of all nodes, and they do equally
             many. "async": each node's gradient is an update by itself, for which nobody waits. The
@@ -261,10 +261,6 @@ class ServerOptimizer(Clipping):
     def accumulates(self) -> bool:
         """Whether backward passes only add up gradients now."""
         return self._accumulates
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients that have not been pushed; they become None always."""
-        super().zero_grad(set_to_none=True)
 
     def close(self) -> None:
         """Leaves the job. Parameters stay as they are. May be called again."""

@@ -13,7 +13,7 @@ from thalweg import _C
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._leaving import leave
-from thalweg.ps._left import left, sparse_fault
+from thalweg.ps._left import is_unused, left, sparse_fault
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
@@ -145,8 +145,8 @@ class Serving:
         for bucket, each in left(self._buckets, groups, with_none=asks):
             if fault := sparse_fault(each):
                 self.fail(fault)
-            if not each.has_gradient:
-                self._arrivals.land(bucket)  # nothing in this step has waited for it
+            if self._arrivals.has(each.tensor) and is_unused(each):
+                self._arrivals.take(each.tensor)  # nothing in this step has waited for it
             self._gather(bucket, each, groups, states)
         if self._used is not None and asks:
             self._used.ask()
