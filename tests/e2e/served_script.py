@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
 MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
-evaluate, average, handzero and keepzero, joined by "_".
+evaluate, average, handzero, keepzero and static, joined by "_".
 """
 
 import contextlib
@@ -89,7 +89,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = make_model()
-    ddp = DistributedDataParallel(model, find_unused_parameters="unused" in mode)
+    ddp = DistributedDataParallel(
+        model, find_unused_parameters="unused" in mode, static_graph="static" in mode
+    )
     if "hook" in mode:
         ddp.register_comm_hook(None, halve)
     optimizer = make_optimizer(mode, model)
@@ -104,6 +106,7 @@ def main() -> None:
     for step in range(STEPS):
         # Both workers, or one of them.
         model.skips = "unused" in mode and step % 3 == 2 and (step < 6 or dist.get_rank() == 0)
+        model.skips |= "static" in mode
         forget_gradients(mode, optimizer, ddp)
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):

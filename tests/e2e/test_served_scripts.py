@@ -39,6 +39,7 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         "sgd_unused_keepzero",
         "adamw_unused_keepzero_clip",
         "lamb_unused_handzero",
+        "adamw_static_clip",
     ],
 )
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):

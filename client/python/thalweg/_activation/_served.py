@@ -149,21 +149,32 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Served)
     from thalweg.ps import takeover
 
     name, group = _name(optimizer), module.process_group
+    unused = _why_unused(module)
     ours = takeover.take_over(
         optimizer,
         _KINDS[type(optimizer)],
         group,
         pull=wanted.pull,
         overlap=wanted.overlap,
-        find_unused_parameters=module.find_unused_parameters,
+        find_unused_parameters=bool(unused),
         asked_by=_NAME,
     )
     _served[module] = ours
     module.require_backward_grad_sync = False
     module.register_forward_hook(_keep_buffers)
-    alone = "; with find_unused_parameters each parameter travels by itself, which is slower"
-    cost = alone if module.find_unused_parameters else ""
+    cost = f"; with {unused} each parameter travels by itself, which is slower" if unused else ""
     _say(wanted, logging.INFO, f"{name} is on the shards from the second step on{cost}")
+
+
+def _why_unused(module: DistributedDataParallel) -> str:
+    """Returns why a parameter may lack a gradient in a step; empty: none does."""
+    if module.find_unused_parameters:
+        return "find_unused_parameters"
+    # In a static graph all steps leave out what the first one has.
+    lack = module.static_graph and any(
+        p.requires_grad and p.grad is None for p in module.parameters()
+    )
+    return "static_graph and unused parameters" if lack else ""
 
 
 def _keep_buffers(module: DistributedDataParallel, *_: object) -> None:
@@ -221,9 +232,9 @@ def _clip(
 ) -> Tensor:
     """Is clip_grad_norm_: gradients that are on shards are clipped there, in the step."""
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    for module, ours in _served.items():
+    for ours in _served.values():
         # Gradients that some workers lack may be clipped on all.
-        finds_unused = module.find_unused_parameters
+        finds_unused = ours._wishes.finds_unused
         given = {
             id(one)
             for one in tensors
