@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
 MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
-evaluate, average, handzero, keepzero and static, joined by "_".
+evaluate, average, handzero, keepzero, static and second, joined by "_".
 """
 
 import contextlib
@@ -126,6 +126,8 @@ def main() -> None:
         if "average" in mode and step == 3:  # of weights, as of the last steps
             with torch.no_grad():
                 model[3].weight.mul_(0.5)
+        if "second" in mode and step == 3:
+            optimizer = make_optimizer(mode, model)
         if "evaluate" in mode and step % 4 == 1:
             evaluate(ddp)
         if step == STEPS // 2:

@@ -107,6 +107,18 @@ def test_clipping_a_part_of_the_gradients_is_refused_with_the_numbers(tmp_path):
             assert "clip_grad_norm_ of 2 of the 6 parameters whose gradients" in worker.output
 
 
+def test_second_optimizer_of_a_module_is_refused_with_what_to_do(tmp_path):
+    with servers() as nothing:
+        env = {"THALWEG_PS": "auto"}
+        job = Job("adamw_second", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=SCRIPT)
+        for worker in job.wait():
+            assert worker.process.returncode != 0
+            assert (
+                "AdamW steps parameters of DistributedDataParallel(Model), whose" in worker.output
+            )
+            assert "keep that one, and change its groups. THALWEG_PS asks" in worker.output
+
+
 def test_error_of_an_unchanged_script_ends_with_what_it_can_do(tmp_path):
     with servers() as nothing:
         env = {"THALWEG_PS": "auto"}

@@ -46,6 +46,7 @@ def activate() -> None:
     _patches.install("served", DistributedDataParallel, "join_hook", _note_join)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         _patches.install("served", owner, "clip_grad_norm_", _clip)
+    _first_steps.before_each(_refuse_second)
     _first_steps.after_each(_look)
 
 
@@ -128,6 +129,20 @@ def _build_and_note(
 ) -> None:
     build(module, *args, **kwargs)
     _modules.add(module)
+
+
+def _refuse_second(optimizer: Optimizer) -> None:
+    """Fails the job where a module's gradients go to the shards, and another optimizer than the one
+    that is there wants them.
+    """
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for module, ours in _served.items():
+        if any(id(p) in mine for p in module.parameters()):
+            ours._serving.fail(
+                f"{_name(optimizer)} steps parameters of DistributedDataParallel("
+                f"{type(module.module).__name__}), whose gradients go to the shards, for another "
+                "optimizer: keep that one, and change its groups"
+            )
 
 
 def _look(optimizer: Optimizer) -> None:
