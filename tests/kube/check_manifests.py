@@ -18,6 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "deploy" / "jobs"
+CONFIG_MAP = "thalweg-aggregators"
 _VARIABLE = re.compile(r"\b(?:THALWEG|AIAK)_[A-Z_]+\b")
 
 
@@ -37,27 +38,57 @@ def sidecars(document: Any) -> Iterator[dict[str, Any]]:
             yield from sidecars(value)
 
 
-def comparable(sidecar: dict[str, Any]) -> dict[str, Any]:
-    """Returns the sidecar without its image and what a ConfigMap of the chart may tell it."""
+def containers(document: Any) -> Iterator[dict[str, Any]]:
+    """Yields every container that uses a sidecar of the chart."""
+    if isinstance(document, dict):
+        if any(v.get("name") == "THALWEG_SIDECAR" for v in document.get("env") or ()):
+            yield document
+        for value in document.values():
+            yield from containers(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from containers(value)
+
+
+def comparable(sidecar: dict[str, Any], told: dict[str, str]) -> dict[str, Any]:
+    """Returns the sidecar without its image and what a ConfigMap of the chart, `told`, tells it."""
     result = {key: value for key, value in sidecar.items() if key not in ("image", "envFrom")}
-    told = ("THALWEG_AGGREGATORS", "THALWEG_RECONNECT")
+    result["args"] = [
+        re.sub(r"\$\((THALWEG_\w+)\)", lambda name: told[name[1]], a) for a in sidecar["args"]
+    ]
     result["env"] = [v for v in sidecar["env"] if v["name"] not in told]
     return result
 
 
 def differences(chart: list[dict[str, Any]]) -> Iterator[str]:
     """Yields a line for each manifest whose sidecar is not the chart's."""
-    expected = comparable(next(sidecars(chart)))
+    told = next(d["data"] for d in chart if d["metadata"]["name"] == CONFIG_MAP)
+    expected = comparable(next(sidecars(chart)), told)
     found = 0
     for path in sorted(JOBS.glob("*.yaml")):
         for sidecar in sidecars(load(path.read_text(encoding="utf-8"))):
             found += 1
-            ours = comparable(sidecar)
+            ours = comparable(sidecar, told)
             for key in sorted(expected.keys() | ours.keys()):
                 if expected.get(key) != ours.get(key):
                     yield f"{path.name}: {key} is {ours.get(key)}, in the chart {expected.get(key)}"
     if found < 4:
         yield f"deploy/jobs has {found} sidecars, expected a Master's and a Worker's in 2 files"
+
+
+def untold_workers(chart: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields a line for each variable that workers have in the chart, and in a manifest neither as
+    there nor from the ConfigMap."""
+    expected = [v for v in next(containers(chart))["env"] if v["name"].startswith("THALWEG_")]
+    for path in sorted(JOBS.glob("*.yaml")):
+        for container in containers(load(path.read_text(encoding="utf-8"))):
+            ours = {v["name"]: v for v in container["env"]}
+            for variable in expected:
+                name = variable["name"]
+                mine = ours.get(name, {})
+                of = mine.get("valueFrom", {}).get("configMapKeyRef", {})
+                if mine != variable and (of.get("name"), of.get("key")) != (CONFIG_MAP, name):
+                    yield f"{path.name}: {name} is {mine}, in the chart {variable}"
 
 
 def closed_ports() -> Iterator[str]:
@@ -93,7 +124,8 @@ def compose_errors(schema: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    wrong = [*differences(load(sys.stdin.read())), *closed_ports(), *unknown_variables()]
+    chart = load(sys.stdin.read())
+    wrong = [*differences(chart), *untold_workers(chart), *closed_ports(), *unknown_variables()]
     wrong += compose_errors(Path(sys.argv[1]))
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
