@@ -42,10 +42,12 @@ def clone(tmp_path):
 
 def test_page_leads_from_an_empty_cluster_to_a_job_and_back(cluster, clone):
     cluster.kubectl("delete", "namespace", "ml", "--ignore-not-found")
+    (clone / ".docker").mkdir()
+    (clone / ".docker" / "config.json").write_text('{"auths": {}}', encoding="utf-8")
     said = {}
     for title, commands in sections().items():
         script = commands.replace("registry.baidubce.com/YOUR_PROJECT", REGISTRY)
-        path = f"PATH={HELM.parent}:{ROOT / '.venv' / 'bin'}:$PATH\ncd {clone}\n"
+        path = f"PATH={HELM.parent}:{ROOT / '.venv' / 'bin'}:$PATH HOME={clone}\ncd {clone}\n"
         with timed(f"docs/cce.md: {title}"):
             done = cluster.run("bash", "-euo", "pipefail", "-c", path + script, seconds=400)
         said[title] = done.stdout
