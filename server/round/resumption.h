@@ -29,8 +29,8 @@ class Resumption {
   absl::Status Add(uint32_t node, const std::vector<BucketRounds>& completed);
   // Call once, when all nodes have been added. Returns the last complete round of each chunk of the
   // latest layouts. DataLoss: two nodes are more than one round apart, which is named, so that the
-  // shard has kept weights. InvalidArgument: the nodes lack more results together than their windows
-  // have room for, which are `windows` for each part among the chunks.
+  // shard has kept weights. InvalidArgument: the nodes lack more results together than their
+  // windows have room for, which are `windows` for each part among the chunks.
   absl::StatusOr<std::vector<RoundId>> Settle(uint32_t num_nodes, uint64_t windows);
 
   // Both after Settle: what `node` must supply; and how many results are still wanted or not yet
