@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
 MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
-evaluate, average, handzero, keepzero, static and second, joined by "_".
+evaluate, average, handzero, keepzero, static, second and reset, joined by "_".
 """
 
 import contextlib
@@ -75,6 +75,16 @@ def forget_gradients(mode: str, optimizer: torch.optim.Optimizer, ddp: nn.Module
 
 
 @torch.no_grad()
+def meddle(mode: str, model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Changes by hand what the optimizer has, between two steps."""
+    if "average" in mode:  # of weights, as of the last steps
+        model[3].weight.mul_(0.5)
+    if "reset" in mode:
+        optimizer.state.clear()
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+
+
+@torch.no_grad()
 def evaluate(ddp: nn.Module) -> None:
     """Evaluates with a batch more on each worker than on the one before, and stores the module."""
     ddp.eval()
@@ -123,9 +133,8 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
-        if "average" in mode and step == 3:  # of weights, as of the last steps
-            with torch.no_grad():
-                model[3].weight.mul_(0.5)
+        if step == 3:
+            meddle(mode, model, optimizer)
         if "second" in mode and step == 3:
             optimizer = make_optimizer(mode, model)
         if "evaluate" in mode and step % 4 == 1:

@@ -10,6 +10,8 @@ from harness import Job, metric, servers
 
 SCRIPT = Path(__file__).parent / "served_script.py"
 
+pytestmark = pytest.mark.timeout(300)  # most tests train twice
+
 
 def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
     """Returns the workers' results, rank 0's output, and the rounds of the first sidecar."""
@@ -105,6 +107,13 @@ def test_clipping_a_part_of_the_gradients_is_refused_with_the_numbers(tmp_path):
         for worker in job.wait():
             assert worker.process.returncode != 0
             assert "clip_grad_norm_ of 2 of the 6 parameters whose gradients" in worker.output
+
+
+def test_script_that_clears_the_state_is_told_how_shards_forget_it_and_that_does(tmp_path):
+    plain, _, _ = run("adamw_reset", tmp_path)
+    served, output, _ = run("adamw_reset", tmp_path, THALWEG_PS="auto")
+    assert output.count("state.clear() has no effect on an optimizer whose state is on") == 1
+    np.testing.assert_allclose(served[0]["weights"], plain[0]["weights"], rtol=0, atol=1e-4)
 
 
 def test_second_optimizer_of_a_module_is_refused_with_what_to_do(tmp_path):

@@ -19,6 +19,7 @@ from thalweg.ps._joining import Joined
 from thalweg.ps._rolling_back import RolledBack, roll_back
 from thalweg.ps._rules import KINDS
 from thalweg.ps._serving import Serving
+from thalweg.ps._shown_state import ShownState
 from thalweg.ps._snapshot_files import read_latest
 from thalweg.ps._snapshots import Snapshots
 from thalweg.ps._wishes import Wishes
@@ -102,7 +103,7 @@ class KeptState(FixedGroups):
         try:
             return super().state_dict()
         finally:
-            self.state.clear()
+            dict.clear(self.state)  # without a word
 
     @or_rolled_back
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -113,9 +114,14 @@ class KeptState(FixedGroups):
         self._serving.wait()
         self._serving.meet()
         load_unrounded(self, super().load_state_dict, state_dict)
+        self._show_state()
         self._serving.check_rule(self.param_groups)
         self._serving.state.check(self.state)
         self._serving.state.recall()
+
+    def _show_state(self) -> None:
+        """torch has made `state` a dictionary of its own."""
+        self.state = ShownState(self.state, self._serving.state)
 
     @or_rolled_back
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -174,7 +180,7 @@ class KeptState(FixedGroups):
 
     def _go_back(self, why: str) -> int:
         assert self._snapshots is not None
-        self.state.clear()
+        dict.clear(self.state)
         self.zero_grad(set_to_none=True)  # others cannot be had in a step that is not over
         self._committing.forget_step()
         return roll_back(self._serving, self._snapshots, self._rejoin, self._joined.meeting, why)

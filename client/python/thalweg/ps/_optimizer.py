@@ -190,6 +190,7 @@ class ServerOptimizer(Clipping):
             apart=Apart.of(wishes.pace, joined),
             used=Used(group, parameters) if wishes.finds_unused else None,
         )
+        self._show_state()
         self.stats = self._serving.stats
         self._buckets = buckets
         self._accumulates = False

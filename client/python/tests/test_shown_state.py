@@ -1,0 +1,41 @@
+"""Tests what an optimizer shows of a state that the shards have."""
+
+import copy
+import logging
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from thalweg.ps._shown_state import ShownState
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.WARNING, logger="thalweg")
+    return lambda: sum("state.clear() has no effect" in each for each in caplog.messages)
+
+
+def test_script_that_clears_what_the_shards_have_is_told_once(said):
+    state = ShownState({}, SimpleNamespace(is_published=True))
+    state.clear()
+    state.clear()
+    assert said() == 1
+
+
+def test_state_that_no_shard_has_is_cleared_without_a_word(said):
+    weight = torch.ones(2)
+    state = ShownState({weight: {"step": 3}}, SimpleNamespace(is_published=False))
+    state.clear()
+    assert not state
+    assert said() == 0
+    assert state[weight] == {}  # as in torch's
+
+
+def test_copy_is_a_plain_dictionary():
+    weight = torch.ones(2)
+    state = ShownState({weight: {"step": 3}}, SimpleNamespace(is_published=True))
+    copied = copy.deepcopy(state)
+    assert type(copied) is defaultdict
+    assert [*copied.values()] == [{"step": 3}]
