@@ -53,7 +53,11 @@ def waiting_callbacks() -> list[float]:
 
 
 def overtaken_callback() -> list[float]:
-    """Returns what callbacks sum, of which rank 0's first returns late: the second has begun."""
+    """Returns what callbacks sum, of which rank 0's first returns late: the second has begun.
+
+    The others begin when rank 0 has added its callbacks, which it would run itself otherwise.
+    """
+    store = dist.distributed_c10d._get_default_store()
     second_begun = threading.Event()
     sums: dict[int, float] = {}
 
@@ -64,11 +68,14 @@ def overtaken_callback() -> list[float]:
             second_begun.wait()
         sums[number] = _sum(float(number))
 
+    if dist.get_rank() > 0:
+        store.wait(["added"])
     works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
     futures = [
         work.get_future().then(lambda _, number=number: use(number))
         for number, work in enumerate(works, 1)
     ]
+    store.set("added", "")
     for future in futures:
         future.wait()
     return [sums[1], sums[2]]

@@ -121,5 +121,5 @@ def test_every_alert_has_a_test_of_its_time():
 def test_hurried_rules_differ_in_minutes_only():
     rules = "expr: rate(a[5m] offset 1m) > max_over_time(b[1d])\nfor: 30m\nsummary: 5m"
     assert hurried(rules) == (
-        "expr: rate(a[2500ms] offset 500ms) > max_over_time(b[1d])\nfor: 15000ms\nsummary: 5m"
+        "expr: rate(a[10000ms] offset 2000ms) > max_over_time(b[1d])\nfor: 60000ms\nsummary: 5m"
     )
