@@ -193,7 +193,7 @@ absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
     MutexLock lock(mutex_);
     events = events_;
     Lane& lane = lanes_[index];
-    lane.received.Add(chunk.payload.SizeBytes());
+    lane.received.Add(chunk.payload.SizeBytes(), IsLetter(header.id));
     if (!lane.is_live) {
       return absl::InvalidArgumentError("sent a chunk before it resumed the stream");
     }

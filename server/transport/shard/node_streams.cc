@@ -102,7 +102,7 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
     }
     Lane& lane = lanes_[index];
     if (lane.stream.get() != &from) return absl::OkStatus();
-    lane.received.Add(chunk.payload.SizeBytes());
+    lane.received.Add(chunk.payload.SizeBytes(), IsLetter(header.id));
     THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(header.acknowledged, &released));
     if (lane.incarnation > 0 && lane.received.IsDue(lanes_.size())) {
       stream = lane.stream;
