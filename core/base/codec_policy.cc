@@ -116,7 +116,7 @@ absl::StatusOr<CodecRule> ParseRule(absl::string_view text) {
 absl::Status WrongRule(size_t number, absl::string_view text, absl::string_view why) {
   size_t quoted = std::min(text.size(), kMaxQuotedBytes);
   const char* rest = quoted < text.size() ? "…" : "";
-  // Not amid the bytes of a character of UTF-8.
+  // The cut must not be amid the bytes of a character of UTF-8.
   while (quoted > 0 && quoted < text.size() && (text[quoted] & 0xC0) == 0x80) --quoted;
   return absl::InvalidArgumentError(
       absl::StrCat("codec policy: rule ", number, " '", text.substr(0, quoted), rest, "': ", why));

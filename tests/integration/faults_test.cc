@@ -32,8 +32,8 @@ using ::testing::HasSubstr;
 
 const BucketLayout kLayout{DType::kFloat32, {{"w", {2000}}}};
 const std::vector<float> kOnes(2000, 1.0f);
-// Of a worker. The layers below give up at eight and nine tenths of it, and must do so in this
-// order on a busy machine, too.
+// A worker waits for so long. The layers below give up at eight and nine tenths of it, and must do
+// so in this order on a busy machine, too.
 constexpr Duration kLayered = std::chrono::seconds(5);
 
 std::span<const std::byte> Gradient() { return std::as_bytes(std::span(kOnes)); }

@@ -10,7 +10,7 @@ from thalweg._job import _rendezvous
 
 TIMEOUT = 30.0  # for waits that should never time out
 SHORT = 0.2
-# Those that come, come within it even where others have the machine for a while.
+# Ranks that come do so within this time, even where others have the machine for a while.
 SECONDS = 5.0
 
 

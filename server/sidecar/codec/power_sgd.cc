@@ -168,7 +168,7 @@ absl::StatusOr<Part*> PowerSgd::Next(FoldPool& pool, Gradient& gradient) {
       return whole_->Begin(pool, gradient);
     }
     case Step::kSecond: {
-      // Of a tall matrix the elements of Q are larger than its own and those of P.
+      // Q of a tall matrix has larger elements than the matrix and P have.
       if (spec_.wire == DType::kFloat16) {
         THALWEG_ASSIGN_OR_RETURN(const bool is_finite, IsQFinite());
         if (!is_finite) {
