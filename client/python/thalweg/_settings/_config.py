@@ -233,6 +233,13 @@ def _is_off(env: Mapping[str, str]) -> bool:
     return env.get("THALWEG_ENABLE") == "0"
 
 
+def local_shards_if_set() -> str | None:
+    """Returns THALWEG_LOCAL_SHARDS, or None where it is not set. Raises ConfigError."""
+    if not assignments(["THALWEG_LOCAL_SHARDS"]):
+        return None
+    return check_local_shards(*look_up("THALWEG_LOCAL_SHARDS"))
+
+
 def log_level(environ: Mapping[str, str] | None = None) -> int:
     """Returns the level of Python's logging. Raises ConfigError."""
     return _LOG_LEVELS[check_choice(*look_up("THALWEG_LOG", environ), _LOG_LEVELS)]

@@ -36,7 +36,7 @@ class Plan:
     @property
     def sidecars_listen(self) -> bool:
         """Whether sidecars can host shards: where it was asked for, or there is nothing else."""
-        local_shards = self.local_shards or os.environ.get("THALWEG_LOCAL_SHARDS", "")
+        local_shards = self.local_shards or _config.local_shards_if_set()
         asked = local_shards in ("auto", "1") or self.shards == 0
         return asked and local_shards != "0" and self.nodes > 1
 
