@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,17 @@ from harness import environment, servers
 RUN = [sys.executable, "-m", "thalweg", "run"]
 
 
-def run(folder: Path, arguments: list[str], script: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, arguments: list[str], script: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "x.py").write_text(script)
     command = [*RUN, *arguments, str(folder / "x.py"), "--option", "value"]
     result = subprocess.run(
-        command, env=environment(folder), capture_output=True, text=True, timeout=60
+        command,
+        env=environment(folder) | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     (folder / "x.py").unlink()
     return result
@@ -41,6 +48,17 @@ def test_workers_get_sockets_that_exist_and_the_arguments():
     assert [entry[:3] for entry in said] == [[str(rank), "bf16", True] for rank in range(4)]
     assert said[0][3] == said[1][3] != said[2][3] == said[3][3]
     assert said[0][4] == ["--option", "value"]
+
+
+def test_exported_aggregators_are_set_aside_and_named():
+    script = "import os; print(os.environ['THALWEG_AGGREGATORS'])"
+    elsewhere = {"THALWEG_AGGREGATORS": "elsewhere:7070"}
+    with servers() as nothing:
+        result = run(nothing.folder, ["--shards", "1"], script, **elsewhere)
+    assert result.returncode == 0, result.stderr
+    (started,) = re.findall(r"aggregator0 serves at ([^,]+),", result.stderr)
+    assert f"[node0.worker0] {started}" in result.stdout.splitlines()
+    assert result.stderr.count("THALWEG_AGGREGATORS=elsewhere:7070 is set aside") == 1
 
 
 def test_code_of_the_failing_worker_is_returned():

@@ -108,7 +108,7 @@ def test_wrong_address_is_named(capsys):
 
 def test_workers_learn_their_place(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    env = _run._worker_environment(PLAN, rank=4, sidecar="/s", port=99)
+    env = _run._worker_environment(PLAN, rank=4, sidecar="/s", port=99, aggregators=["h:1", "h:2"])
     expected = {
         "RANK": "4",
         "LOCAL_RANK": "1",
@@ -119,6 +119,7 @@ def test_workers_learn_their_place(monkeypatch):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "99",
         "THALWEG_SIDECAR": "/s",
+        "THALWEG_AGGREGATORS": "h:1,h:2",
         "THALWEG_CODEC": "fp16",
         "THALWEG_LOCAL_SHARDS": "1",
         "THALWEG_TIMEOUT": "2.5",
@@ -167,13 +168,19 @@ def test_sidecars_listen_as_the_variable_says_unless_it_is_chosen(
 def test_local_shards_are_left_to_the_environment_unless_they_are_chosen(monkeypatch):
     monkeypatch.setenv("THALWEG_LOCAL_SHARDS", "0")
     plan = dataclasses.replace(PLAN, local_shards=None)
-    env = _run._worker_environment(plan, rank=0, sidecar="/s", port=99)
+    env = _run._worker_environment(plan, rank=0, sidecar="/s", port=99, aggregators=())
     assert env["THALWEG_LOCAL_SHARDS"] == "0"
+
+
+def test_workers_do_not_get_aggregators_that_were_not_started(monkeypatch):
+    monkeypatch.setenv("THALWEG_AGGREGATORS", "elsewhere:7070")
+    env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())
+    assert env["THALWEG_AGGREGATORS"] == ""
 
 
 def test_threads_chosen_by_the_user_are_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99)
+    env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())
     assert env["OMP_NUM_THREADS"] == "3"
 
 

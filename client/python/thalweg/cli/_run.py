@@ -8,14 +8,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg import _binaries
 from thalweg._job import _addresses
 from thalweg._job._processes import Server, ServerError, die_with_parent
-from thalweg._settings import _config
+from thalweg._settings import _config, _variables
 from thalweg._settings._config import ConfigError
 from thalweg.cli._supervisor import Interrupted, Supervisor
 
@@ -54,7 +54,7 @@ def run(plan: Plan) -> int:
         try:
             aggregators = _start_aggregators(supervisor, plan, timeout)
             sockets = _start_sidecars(supervisor, plan, aggregators, timeout, folders)
-            _start_workers(supervisor, plan, sockets)
+            _start_workers(supervisor, plan, sockets, aggregators)
             code = supervisor.wait()
         except Interrupted as interrupted:
             code = 128 + interrupted.signum
@@ -135,19 +135,25 @@ def _await_all(supervisor: Supervisor, servers: list[Server], timeout: float) ->
         supervisor.say(f"{server.name} serves at {server.address}, {scheme}://{server.http}")
 
 
-def _start_workers(supervisor: Supervisor, plan: Plan, sockets: list[str]) -> None:
+def _start_workers(
+    supervisor: Supervisor, plan: Plan, sockets: list[str], aggregators: list[str]
+) -> None:
+    for exported in _variables.assignments(["THALWEG_AGGREGATORS"]):
+        supervisor.say(f"{exported} is set aside: the workers use what was started here")
     port = plan.port or _addresses.free_port()
     for rank in range(plan.nodes * plan.nproc):
         node = rank // plan.nproc
         supervisor.start_worker(
             f"node{node}.worker{rank}",
             [sys.executable, *plan.command],
-            env=_worker_environment(plan, rank, sockets[node], port),
+            env=_worker_environment(plan, rank, sockets[node], port, aggregators),
             to_terminal=rank == 0,
         )
 
 
-def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[str, str]:
+def _worker_environment(
+    plan: Plan, rank: int, sidecar: str, port: int, aggregators: Sequence[str]
+) -> dict[str, str]:
     node, local_rank = divmod(rank, plan.nproc)
     world_size = plan.nodes * plan.nproc
     env = {"PYTHONUNBUFFERED": "1", **os.environ}
@@ -163,6 +169,7 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "THALWEG_SIDECAR": sidecar,
+        "THALWEG_AGGREGATORS": ",".join(aggregators),  # a list of the worker wins
     }
     env |= plan.variables
     if plan.codec is not None:
