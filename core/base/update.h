@@ -57,6 +57,8 @@ struct UpdateRule {
   bool operator==(const UpdateRule&) const = default;
   // Whether each node has rounds of its own, which it numbers by itself.
   bool has_own_rounds() const { return alone || quorum > 0; }
+  // Whether a node may be answered before its contribution is folded.
+  bool answers_early() const { return ahead > 0 || quorum > 0; }
   bool sends_differences() const { return !IsDense(down); }
 };
 

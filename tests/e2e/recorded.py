@@ -13,14 +13,16 @@ from harness import Job, Servers, servers
 
 
 @contextlib.contextmanager
-def traced(tmp_path: Path, shards: int) -> Iterator[Servers]:
-    """A cluster whose shards write traces."""
+def traced(tmp_path: Path, shards: int, hosts: int = 0) -> Iterator[Servers]:
+    """A cluster whose shards write traces. `hosts`: so many nodes are there, and each hosts one."""
     with servers(shards=0) as cluster:
         traces = tmp_path / "traces"
         traces.mkdir()
         cluster.env = {"THALWEG_TRACE": str(traces)}
         for _ in range(shards):
             cluster.add_aggregator()
+        for _ in range(hosts):
+            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
         cluster.env = {}
         yield cluster
 

@@ -84,6 +84,14 @@ def test_no_gradient_lacks_more_steps_than_it_may(optimizer, staleness, tmp_path
     assert any(f"was {staleness} steps ahead" in each for each in problems)
 
 
+@pytest.mark.parametrize("mode", ["async", "stale"])
+def test_shards_that_nodes_host_have_each_push_as_it_was_made(mode, tmp_path):
+    with traced(tmp_path, 0, hosts=2) as cluster:
+        env = {"MODE": mode, "LAG": "4"} | ({"STALENESS": "4"} if mode == "stale" else {})
+        start(cluster, tmp_path, "slow_one", **env).results()
+    checked(tmp_path, 2, **({"ahead": 4} if mode == "stale" else {}))
+
+
 def test_staleness_of_none_has_the_bits_of_synchronous_steps(tmp_path):
     digests = set()
     for mode in ({"MODE": "sync"}, {"MODE": "stale", "STALENESS": "0"}):

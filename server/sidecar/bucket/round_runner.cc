@@ -10,6 +10,19 @@
 #include "server/sidecar/bucket/shard_residuals.h"
 
 namespace thalweg {
+namespace {
+
+// Returns what is contributed of `share`, which the bucket's memory or its codec's holds until the
+// next round. A shard in this process may hold what it has answered already: then it is a copy.
+Payload PayloadOf(std::span<const std::byte> share, const std::shared_ptr<NodeBucket>& bucket,
+                  const std::optional<UpdateRule>& update) {
+  if (!update || !update->answers_early()) return Payload(share, bucket);
+  std::shared_ptr<std::byte[]> copy = std::make_shared_for_overwrite<std::byte[]>(share.size());
+  std::copy(share.begin(), share.end(), copy.get());
+  return Payload({copy.get(), share.size()}, copy);
+}
+
+}  // namespace
 
 RoundRunner::RoundRunner(const RoundTerms& terms, const Context& context, InputTerms inputs,
                          Listener& listener)
@@ -175,7 +188,7 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   contribution.id = {part->bucket.id, chunk, part->round};
   contribution.wire = part->bucket.wire;
   contribution.elems = part->plan.Elems(chunk);
-  contribution.payload = Payload(share, bucket);
+  contribution.payload = PayloadOf(share, bucket, part->bucket.update);
   contribution.settings = bucket->round().settings();
   if (HasResidual(contribution.wire)) contribution.loss_scale = bucket->round().loss_scale();
   const TimePoint encoded = Now();

@@ -7,12 +7,15 @@
 #include <deque>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "kernels/codec/dense.h"
 #include "server/sidecar/testing/job_test_util.h"
 
 namespace thalweg::round_runner_test {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 // Waits for what a runner tells.
@@ -126,6 +129,34 @@ TEST_F(RoundRunnerTest, RoundIsCompleteWithItsLastResultWhateverTheOrder) {
   EXPECT_EQ(complete->wire_bytes_received, 8000u);
   EXPECT_EQ(ResultAt(*made.bucket, 0), 7);
   EXPECT_EQ(ResultAt(*made.bucket, 1999), 8);
+}
+
+// A shard in this process refers to what a node has contributed, and folds it only when others have
+// contributed, too: after the answer, where nodes need not be in the same round.
+TEST_F(RoundRunnerTest, WhatIsAnsweredBeforeItIsFoldedStaysAsItWas) {
+  std::vector<Payload> held;
+  TestBucket made;
+  shard_.on_contribute = [&](const Contribution& contribution) {
+    held.push_back(contribution.payload);
+    Answer(*made.bucket, contribution.id, 7);
+  };
+  Start(1);
+  UpdateRule rule;
+  rule.groups = {0};
+  rule.ahead = 1;
+  made = Announce(table_, 3, 1000, 1, rule);
+  for (const uint32_t round : {1u, 2u}) {
+    made.Fill(static_cast<float>(round));
+    ASSERT_TRUE(runner_->Submit(0, {.id = {3, 0}, .round = round, .settings = 1}).ok());
+    ASSERT_TRUE(listener_.Next().ok());
+  }
+  for (const float round : {1.0f, 2.0f}) {
+    std::vector<float> values(1000);
+    const Payload& payload = held[static_cast<size_t>(round) - 1];
+    const auto out = std::as_writable_bytes(std::span(values));
+    ASSERT_TRUE(DecodePayload(payload, DType::kFloat32, DType::kFloat32, 1000, out.data()).ok());
+    EXPECT_THAT(values, Each(round));
+  }
 }
 
 TEST_F(RoundRunnerTest, ShardsAreToldTheLossScaleOfChunksWithResiduals) {

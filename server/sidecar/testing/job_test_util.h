@@ -77,13 +77,14 @@ struct TestBucket {
     }
   }
 };
-inline TestBucket Announce(BucketTable& table, uint32_t index, int64_t elems, uint32_t local_size) {
+inline TestBucket Announce(BucketTable& table, uint32_t index, int64_t elems, uint32_t local_size,
+                           const std::optional<UpdateRule>& update = {}) {
   TestBucket made;
   const BucketLayout layout{DType::kFloat32, {{"w" + std::to_string(index), {elems}}}};
   for (uint32_t rank = 0; rank < local_size; ++rank) {
     made.inputs.push_back(*BucketArena::Create("input", static_cast<uint64_t>(elems) * 4, true));
     const auto bucket =
-        table.Announce(rank, "rank " + std::to_string(5 + rank), {{index, 0}, layout, {}},
+        table.Announce(rank, "rank " + std::to_string(5 + rank), {{index, 0}, layout, {}, update},
                        UniqueFd(dup(made.inputs.back().fd())));
     EXPECT_TRUE(bucket.ok()) << bucket.status();
     made.bucket = *bucket;
