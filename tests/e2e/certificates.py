@@ -18,6 +18,9 @@ distinguished_name = name
 basicConstraints = critical,CA:TRUE
 keyUsage = critical,keyCertSign
 subjectKeyIdentifier = hash
+[ca_without_usage]
+basicConstraints = critical,CA:TRUE
+subjectKeyIdentifier = hash
 [signed]
 basicConstraints = critical,CA:FALSE
 keyUsage = critical,digitalSignature
@@ -41,13 +44,13 @@ class Secret(NamedTuple):
 
 
 class Authority:
-    """A CA in a folder of its own."""
+    """A CA in a folder of its own; `extensions` is the section of _CONFIG for its certificate."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, extensions: str = "ca") -> None:
         folder.mkdir()
         self._folder = folder
         (folder / "config").write_text(_CONFIG, encoding="ascii")
-        self._make(folder / "ca.crt", folder / "ca.key", "CA of tests", "-extensions", "ca")
+        self._make(folder / "ca.crt", folder / "ca.key", "CA of tests", "-extensions", extensions)
 
     def fulfil(self, certificate: dict[str, Any], *hosts: str) -> Secret:
         """Returns what cert-manager makes of a Certificate, valid for `hosts` too."""

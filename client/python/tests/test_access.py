@@ -133,28 +133,34 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's answer to the greeting
 
 
 def greeted(capsys, context, *arguments):
-    """Returns the doctor's line on a gRPC port that uses TLS."""
+    """Returns the line of `doctor --cluster` on a gRPC port that uses TLS."""
+    return greeted_by(capsys, context, "--cluster", *arguments)
+
+
+def greeted_by(capsys, context, *arguments, connections=1):
+    """Returns the doctor's line on a gRPC port that uses TLS, to which it connects so often."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
-            connection, _ = server.accept()
-            try:
-                with context.wrap_socket(connection, server_side=True) as tls:
-                    if tls.recv(100):
-                        tls.sendall(SETTINGS)
-                        tls.recv(100)
-            except OSError:
-                pass  # the client has gone, or was refused
-            finally:
-                connection.close()
+            for _ in range(connections):
+                connection, _ = server.accept()
+                try:
+                    with context.wrap_socket(connection, server_side=True) as tls:
+                        if tls.recv(100):
+                            tls.sendall(SETTINGS)
+                            tls.recv(100)
+                except OSError:
+                    pass  # the client has gone, or was refused
+                finally:
+                    connection.close()
 
         thread = threading.Thread(target=serve)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        main(["doctor", "--cluster", "--aggregators", address, *map(str, arguments)])
+        main(["doctor", "--aggregators", address, *map(str, arguments)])
         thread.join()
     lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if "gRPC" in line]
+    (line,) = [line for line in lines if address in line and "HTTP" not in line]
     return line.replace(address, "HOST")
 
 
@@ -170,6 +176,25 @@ def test_doctor_shows_its_certificate_to_shards(secret, capsys, monkeypatch):
     for name, value in secret.environment().items():
         monkeypatch.setenv(name, value)
     assert greeted(capsys, mutual(secret)) == "ok    gRPC HOST: answers"
+
+
+def test_ca_without_key_usage_is_trusted_where_python_is_strict(tmp_path, capsys, monkeypatch):
+    lax = ssl.create_default_context
+
+    def strict(*args, **options):  # as from Python 3.13 on
+        context = lax(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    secret = Authority(tmp_path / "old", "ca_without_usage").issue("shard", "127.0.0.1")
+    for name, value in secret.environment().items():
+        monkeypatch.setenv(name, value)
+    with serving(secret) as address:
+        assert error_of(address, capsys) == ""
+    assert greeted(capsys, mutual(secret)) == "ok    gRPC HOST: answers"
+    line = greeted_by(capsys, mutual(secret), connections=2)
+    assert line == "ok    aggregator 0: HOST answers as a gRPC server, with TLS"
 
 
 def test_doctor_without_a_certificate_says_what_it_has_not_asked(secret, capsys):

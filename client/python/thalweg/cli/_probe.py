@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Iterator
 
 from thalweg._settings._config import SecurityFiles
+from thalweg.cli import _http
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEADER = 9  # bytes: 3 of length, type, flags, 4 of the stream's number
@@ -44,7 +45,7 @@ def probe(address: str, files: SecurityFiles, seconds: float) -> str:
 
 def _probe_with_tls(address: str, files: SecurityFiles, seconds: float) -> str:
     try:
-        context = ssl.create_default_context(cafile=files.tls_ca or None)
+        context = _http.trusting(files.tls_ca or None)
         context.load_cert_chain(files.tls_cert, files.tls_key or None)
     except OSError as error:
         raise RuntimeError(
