@@ -159,14 +159,15 @@ absl::Status SidecarSession::GoOn(std::shared_ptr<Connection> connection) {
     }
     if (bucket->callback.done != nullptr) in_flight.push_back(bucket.get());
   }
+  // Before rounds begin, whose residuals are in units of it.
+  if (options_.local_rank == 0 && stats_.loss_scale != 0) {
+    THALWEG_RETURN_IF_ERROR(connection->Send(ipc::Precision{stats_.loss_scale, 0}));
+  }
   // All nodes take buckets in the same order.
   std::sort(in_flight.begin(), in_flight.end(),
             [](const Bucket* a, const Bucket* b) { return a->submitted < b->submitted; });
   for (const Bucket* bucket : in_flight) {
     THALWEG_RETURN_IF_ERROR(connection->Send(bucket->submit));
-  }
-  if (options_.local_rank == 0 && stats_.loss_scale != 0) {
-    THALWEG_RETURN_IF_ERROR(connection->Send(ipc::Precision{stats_.loss_scale, 0}));
   }
   if (states_.awaits_codec_state()) {
     THALWEG_RETURN_IF_ERROR(connection->Send(ipc::GetCodecState{}));

@@ -216,6 +216,21 @@ TEST_F(SessionReturnTest, RoundInFlightIsSubmittedAgainAndEndsThere) {
   EXPECT_TRUE(session_->status().ok());
 }
 
+TEST_F(SessionReturnTest, NextProcessKnowsTheLossScaleBeforeARoundBegins) {
+  auto second = BeginSecondRound();
+  session_->NotePrecision(512, 0);
+  ASSERT_TRUE(Next<ipc::Precision>().has_value());
+  ReplaceSidecar();
+  TakeKeptBucket();
+  WelcomeBack({5, 6, 7, 8});
+  const auto precision = Next<ipc::Precision>();
+  ASSERT_TRUE(precision.has_value());
+  EXPECT_EQ(precision->loss_scale, 512);
+  ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  session_->Close();
+  second.get();
+}
+
 TEST_F(SessionReturnTest, EndOfARoundThatWasNotHeardOfIsHeardFromTheNextProcess) {
   auto second = BeginSecondRound();
   ReplaceSidecar();
@@ -281,14 +296,15 @@ TEST_F(SessionReturnTest, WhatIsNotNotedIsSentToTheNextProcess) {
   auto noted = std::async(std::launch::async, [this] { session_->NotePrecision(8, 1); });
   while (session_->stats().loss_scale != 8) std::this_thread::yield();
   WelcomeBack({5, 6, 7, 8});
+  const auto scale = Next<ipc::Precision>();
+  ASSERT_TRUE(scale.has_value());
+  EXPECT_EQ(scale->loss_scale, 8);
+  EXPECT_EQ(scale->skipped_steps, 0u);
   ASSERT_TRUE(Next<ipc::Submit>().has_value());
-  std::vector<ipc::Precision> told;
-  while (told.empty() || told.back().skipped_steps == 0) {
-    const auto precision = Next<ipc::Precision>();
-    ASSERT_TRUE(precision.has_value());
-    EXPECT_EQ(precision->loss_scale, 8);
-    told.push_back(*precision);
-  }
+  const auto told = Next<ipc::Precision>();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->loss_scale, 8);
+  EXPECT_EQ(told->skipped_steps, 1u);
   noted.get();
   EXPECT_TRUE(session_->status().ok());
   session_->Close();

@@ -20,7 +20,7 @@ void Rescale(std::span<float> residual, double& scale, double to) {
       element = std::isfinite(converted) ? converted : 0;
     }
   }
-  scale = to;
+  if (to != kUnknownLossScale) scale = to;
 }
 
 }  // namespace thalweg

@@ -19,7 +19,8 @@ bool IsLossScale(double scale);
 // stays as it is while one of them is unknown.
 bool ChangesUnits(double from, double to);
 
-// Converts a residual from units of the loss scale `scale` to those of `to`, which it puts there.
+// Converts a residual from units of the loss scale `scale` to those of `to`, which it puts there
+// unless that is unknown: the residual's own stays known then.
 // Powers of two are exact as long as the elements stay normal numbers; those that float32 cannot
 // hold become 0, because an infinite residual would make all later results infinite.
 void Rescale(std::span<float> residual, double& scale, double to);
