@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import ssl
+import sys
 import threading
 
 import pytest
@@ -13,8 +14,12 @@ from thalweg.cli import _http, _status_table, main
 from thalweg.cli._look import Look, look
 
 
-def table(before, now, monkeypatch, columns=200):
-    monkeypatch.setenv("COLUMNS", str(columns))
+@pytest.fixture(autouse=True)
+def output_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+
+
+def table(before, now):
     return _status_table.lines(before, now)
 
 
@@ -35,8 +40,8 @@ LATER_JOB = job(
 LATER = shard(uptime=52.0, rounds=300, received={"raw_bytes": 0.0, "wire_bytes": 6e6})
 
 
-def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
-    lines = table(BEFORE, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
+def test_rates_are_growth_over_the_shards_own_time():
+    lines = table(BEFORE, [Look("a:1", "", LATER, [LATER_JOB])])
     assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B 1 GB of 4 GB"
     # Node 1 was last in 190 of 200 rounds, and the others waited 0.76 s for it in these.
     assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 4 ms slowest"
@@ -46,56 +51,56 @@ def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
                for line in lines)  # fmt: skip
 
 
-def test_node_that_others_hardly_wait_for_is_not_the_slowest(monkeypatch):
+def test_node_that_others_hardly_wait_for_is_not_the_slowest():
     nodes = [node(0, last_rounds=70, waited_seconds=0.07), node(1, last_rounds=230)]
     nodes[1]["waited_seconds"] = 0.04 + 190 * 0.0014
     [later] = [job(**{**LATER_JOB, "nodes": nodes})]
-    lines = table(BEFORE, [Look("a:1", "", LATER, [later])], monkeypatch)
+    lines = table(BEFORE, [Look("a:1", "", LATER, [later])])
     assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 1.4 ms"
 
 
 @pytest.mark.parametrize("before", [[], [Look("a:1", "", shard(started=1.0), [])]])
-def test_without_an_earlier_look_at_the_same_process_there_are_no_rates(before, monkeypatch):
-    lines = table(before, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
+def test_without_an_earlier_look_at_the_same_process_there_are_no_rates(before):
+    lines = table(before, [Look("a:1", "", LATER, [LATER_JOB])])
     assert row_of(lines, "a:1") == "a:1 52 s live 1 - - - 0 B 1 GB of 4 GB"
     assert " 77% " in row_of(lines, "1 ")  # 230 of 300, since the job began
 
 
-def test_parts_of_a_job_on_several_shards_are_one_job(monkeypatch):
+def test_parts_of_a_job_on_several_shards_are_one_job():
     waiting = {"bucket": 0, "part": 0, "chunk": 0, "round": 3, "nodes": [1], "seconds": 4.2}
     now = [Look("a:1", "", shard(), [job()]), Look("b:1", "", shard(), [job(waiting=waiting)])]
-    lines = table([], now, monkeypatch)
+    lines = table([], now)
     (head,) = [line for line in lines if line.startswith("job ")]
     assert head == "job resnet · running · fp16 · 2 nodes · 8 workers · 16 kB as 8 kB · 2x"
     assert row_of(lines, "0 ").endswith(" 60% 1 ms")
     assert lines[-1] == "  waiting for node 1 (host1) for 4.2 s"
 
 
-def test_weights_on_shards_are_shown_with_the_time_of_their_updates(monkeypatch):
+def test_weights_on_shards_are_shown_with_the_time_of_their_updates():
     kept = {"residual_bytes": 3_000_000, "update_seconds": 0.5}
     now = [Look("a:1", "", LATER, [LATER_JOB | kept]), Look("b:1", "", LATER, [LATER_JOB | kept])]
     then = [Look(each.address, "", shard(), [job(update_seconds=0.3)]) for each in now]
-    lines = table(then, now, monkeypatch)
+    lines = table(then, now)
     assert row_of(lines, "weights ") == (
         "weights on the shards: 6 MB with the optimizer's state, 400 ms of updates"
     )
-    assert "weights on" not in "".join(table([], BEFORE, monkeypatch))
+    assert "weights on" not in "".join(table([], BEFORE))
 
 
-def test_failure_is_shown_with_its_reason_once(monkeypatch):
+def test_failure_is_shown_with_its_reason_once():
     fault = {"seconds_ago": 90.0, "job": "resnet", "kind": "failed", "reason": "UNAVAILABLE",
              "message": "node 1 (host1) is gone", "rounds_lost": 3}  # fmt: skip
     failed = job(state="failed", failure="node 1 (host1) is gone")
     looks = [Look(f"{name}:1", "", shard(faults=[fault]), [failed]) for name in "ab"]
-    lines = table([], looks, monkeypatch)
+    lines = table([], looks)
     assert "  node 1 (host1) is gone" in lines
     assert lines[-1].split(maxsplit=5)[:5] == ["2", "min", "ago", "resnet", "UNAVAILABLE"]
     assert not lines[-2].strip().startswith("2 min")
 
 
-def test_jobs_of_one_name_with_different_keys_are_told_apart(monkeypatch):
+def test_jobs_of_one_name_with_different_keys_are_told_apart():
     jobs = [job(), job(identity="1a2b3c4d5e6f" + 52 * "0", state="gathering")]
-    lines = table([], [Look("a:1", "", shard(), jobs), Look("b:1", "", shard(), jobs)], monkeypatch)
+    lines = table([], [Look("a:1", "", shard(), jobs), Look("b:1", "", shard(), jobs)])
     heads = [line for line in lines if line.startswith("job ")]
     assert [head.split(" · ")[:2] for head in heads] == [
         ["job resnet (no key)", "running"],
@@ -103,15 +108,18 @@ def test_jobs_of_one_name_with_different_keys_are_told_apart(monkeypatch):
     ]
 
 
-def test_names_cannot_command_the_terminal(monkeypatch):
-    lines = table([], [Look("a:1", "", shard(), [job(name="evil\x1b[2Jname\n")])], monkeypatch)
+def test_names_cannot_command_the_terminal():
+    lines = table([], [Look("a:1", "", shard(), [job(name="evil\x1b[2Jname\n")])])
     assert any(line.startswith("job evil?[2Jname? ") for line in lines)
     assert not any("\x1b" in line or "\n" in line for line in lines)
 
 
-def test_lines_fit_the_terminal(monkeypatch):
-    lines = table([], [Look("a:1", "", shard(), [job(codec="x" * 300)])], monkeypatch, columns=60)
-    assert max(map(len, lines)) == 60
+def test_lines_fit_the_terminal_and_are_whole_in_a_pipe(monkeypatch):
+    looks = [Look("a:1", "", shard(), [job(codec="x" * 300)])]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, _status_table.lines([], looks))) > 300
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert max(map(len, _status_table.lines([], looks))) == 60
 
 
 @pytest.fixture
@@ -150,8 +158,7 @@ def test_what_is_no_shard_is_said_so(path, body, error, answers):
         ({"placement": {"text": True}}, "placement.text is True, expected text"),
     ],
 )
-def test_job_of_another_release_hides_no_other_shard(change, error, answers, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_job_of_another_release_hides_no_other_shard(change, error, answers, capsys):
     answers["/api/v1/shard"] = json.dumps(shard())
     answers["/api/v1/jobs"] = json.dumps({"jobs": [job()]})
     with http_server(answers | {"/api/v1/jobs": json.dumps({"jobs": [job(**change)]})}) as odd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +40,10 @@ class Job(NamedTuple):
 
 
 def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
-    """Returns the table's lines. `before` may lack shards or be empty: then there are no rates."""
+    """Returns the table's lines, cut to the width of the terminal if they go to one.
+
+    `before` may lack shards or be empty: then there are no rates.
+    """
     clock = time.strftime("%H:%M:%S")
     result = [f"thalweg {__version__} · {count(len(now), 'shard')} · {clock}", ""]
     result += columns(_shard_rows(before, now), "<><>>>>>>")
@@ -48,6 +52,8 @@ def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
     for name, job in merged_jobs(now).items():
         result += ["", *_job_lines(name, job, earlier.get(name))]
     result += _fault_lines(now)
+    if not sys.stdout.isatty():
+        return result
     width = shutil.get_terminal_size((120, 24)).columns
     return [line if len(line) <= width else line[: width - 1] + "…" for line in result]
 
