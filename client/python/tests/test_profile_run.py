@@ -91,6 +91,17 @@ def test_missing_scripts_and_malformed_options_are_refused(capsys):
     assert "expected a rate such as 940mbit or 10gbit, got 'fast'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("here", [[], ["--here"]])
+def test_folder_that_cannot_be_made_is_said_before_the_script_runs(here, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "train.py").write_text("raise AssertionError", encoding="ascii")
+    out = tmp_path / "file" / "out"
+    assert main(["profile", *here, "--out", str(out), str(tmp_path / "train.py")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"thalweg: --out {out} cannot be made: Not a directory\n"
+
+
 @pytest.fixture
 def ticking(monkeypatch):
     """Makes the clock stand still but for tick(seconds)."""

@@ -334,3 +334,28 @@ def test_command_refuses_what_is_not_there(tmp_path, capsys, what):
     verb = ["check"] if what == "merged.json" else ["merge", "-o", str(tmp_path / "o")]
     assert main(["trace", *verb, str(tmp_path / what)]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_said_before_merging(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, "find", lambda _: pytest.fail("it begins to read"))
+    output = tmp_path / "nowhere" / "m.json"
+    assert main(["trace", "merge", str(tmp_path), "-o", str(output)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"thalweg: {output} cannot be written: No such file or directory\n"
+
+
+def test_output_is_left_as_it_was_where_the_traces_are_bad(tmp_path):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept", encoding="ascii")
+    for output in (old, new):
+        assert main(["trace", "merge", str(tmp_path / "none"), "-o", str(output)]) == 2
+    assert old.read_text(encoding="ascii") == "kept"
+    assert not new.exists()
+
+
+def test_trace_that_cannot_be_read_is_named(tmp_path, writers, capsys):
+    writers[0].write(tmp_path)
+    (tmp_path / "thalweg-odd.json").mkdir()
+    assert main(["trace", "merge", str(tmp_path), "-o", str(tmp_path / "m.json")]) == 2
+    told = capsys.readouterr().err
+    assert told == f"thalweg: {tmp_path}/thalweg-odd.json cannot be read: Is a directory\n"

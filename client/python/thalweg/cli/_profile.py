@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thalweg._settings import _variables
 from thalweg._settings._config import ConfigError
 from thalweg.cli import _types
 
@@ -66,12 +67,17 @@ def add_parser(commands: _Commands) -> None:
 
 
 def _profile(args: argparse.Namespace) -> int:
+    from thalweg.cli import _profile_report
+
     if args.here:
+        if _variables.is_launched_first():
+            _profile_report.make_folder(args.out)
         from thalweg.cli import _profile_worker
 
         return _profile_worker.run(args)
     if not args.module and not Path(args.script).exists():
         raise ConfigError(f"there is no script {Path(args.script).absolute()}")
+    _profile_report.make_folder(args.out)
     from thalweg.cli import _run
 
     command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]

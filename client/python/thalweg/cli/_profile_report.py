@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from thalweg._settings._config import ConfigError
 from thalweg.cli._profile_advice import Measured
 
 _COLORS = ("#937860", "#4c72b0", "#55a868", "#c44e52", "#8172b3", "#b0b0b0")
@@ -34,6 +36,16 @@ def table(measured: Measured, by_worker: Sequence[Mapping[str, float]], steps: i
     return "\n".join(lines)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder that write() gets. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {folder} cannot be written to")
+
+
 def write(
     folder: Path,
     measured: Measured,
@@ -41,8 +53,11 @@ def write(
     steps: int,
     advice: Sequence[str],
 ) -> str:
-    """Writes profile.md, profile.json and profile.png; returns what profile.md has."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes profile.md, profile.json and profile.png; returns what profile.md has.
+
+    Raises ConfigError if the folder cannot be made.
+    """
+    make_folder(folder)
     text = table(measured, by_worker, steps)
     text += "\n\n" + "\n".join(f"- {line}" for line in advice) + "\n"
     (folder / "profile.md").write_text(text, encoding="utf-8")

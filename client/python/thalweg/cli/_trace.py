@@ -23,7 +23,7 @@ merged.json opens in https://ui.perfetto.dev and chrome://tracing.
 exit codes:
   0      done; with check: nothing is missing
   1      check has found something missing, or in an order that cannot be
-  2      wrong arguments, or a file that is no trace
+  2      wrong arguments, a file that is no trace, or one that cannot be read or written
 """
 
 
@@ -59,6 +59,7 @@ def add_parser(commands: _Commands) -> None:
 def _merge(args: argparse.Namespace) -> int:
     from thalweg.timeline import files, merge, torch_profile
 
+    merge.check_output(args.output)
     traces = [files.read(path) for path in files.find(args.paths)]
     merged = merge.merge(traces, [torch_profile.read(path) for path in args.torch])
     merged.write(args.output)

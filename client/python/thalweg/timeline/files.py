@@ -74,6 +74,13 @@ def read(path: Path) -> TraceFile:
 
     An incomplete last line is ignored: the process was killed or is still running.
     """
+    try:
+        return _read(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read(path: Path) -> TraceFile:
     trace: TraceFile | None = None
     for event, is_last in _events(path):
         name = event.get("name") if event else None

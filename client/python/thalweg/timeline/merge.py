@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thalweg._settings._config import ConfigError
 from thalweg.timeline import clocks, torch_profile
 from thalweg.timeline.files import Event, TraceFile
 from thalweg.timeline.torch_profile import TorchProfile
@@ -36,10 +37,32 @@ class Merged:
     warnings: list[str]
 
     def write(self, path: Path) -> None:
-        with path.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            file.write(",\n".join(json.dumps(event) for event in self.events))
-            file.write("\n]}\n")
+        """Writes the file. Raises ConfigError."""
+        try:
+            with path.open("w", encoding="utf-8") as file:
+                file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+                file.write(",\n".join(json.dumps(event) for event in self.events))
+                file.write("\n]}\n")
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+
+
+def check_output(path: Path) -> None:
+    """Raises ConfigError unless the file can be written, which it leaves as it is."""
+    is_new = not path.exists()
+    if not (is_new or path.is_file() or path.is_dir()):
+        return  # a pipe's reader would take this for the end
+    try:
+        with path.open("a"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error.strerror}")
 
 
 def merge(traces: Sequence[TraceFile], profiles: Iterable[TorchProfile] = ()) -> Merged:
