@@ -16,15 +16,16 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
   const bool repeated = added.verdict == RoundEngine::Verdict::kDuplicate ||
                         added.verdict == RoundEngine::Verdict::kStale;
   const auto wire_bytes = static_cast<double>(bytes);
+  const double raw_bytes = bytes == 0 ? 0 : weight.raw_bytes;  // who pulls gives no gradient
   metrics_.contributions.Add();
   metrics_.bytes_in.Add(wire_bytes);
-  metrics_.raw_bytes_in.Add(weight.raw_bytes);
+  metrics_.raw_bytes_in.Add(raw_bytes);
   if (repeated) metrics_.duplicates.Add();
 
   ++tally_.contributions;
   if (repeated) ++tally_.repeated_contributions;
   Volume& received = tally_.received[weight.kind];
-  received.raw_bytes += weight.raw_bytes;
+  received.raw_bytes += raw_bytes;
   received.wire_bytes += wire_bytes;
   if (!added.completed || added.completed->is_lone) return;
   // Contributions are timed before they wait for the lock, so the last one may be the older one.

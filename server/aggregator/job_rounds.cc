@@ -128,7 +128,9 @@ absl::Status Job::Deliver(const Completed& completed) {
   }
   if (round.is_lone) result.workers = spec_.world_size;  // nobody is missing
   times.end = update.rule == nullptr ? times.folded : Now();
-  CountDelivery(result, completed.raw_bytes, sinks.size(), times);
+  // Sums stand for no gradient.
+  const bool has_sums = update.rule != nullptr && result.wire == WireFormat::kFloat64;
+  CountDelivery(result, has_sums ? 0 : completed.raw_bytes, sinks.size(), times);
   for (const auto& sink : sinks) sink->OnResult(result);
   if (!others.empty()) {
     RoundResult receipt = result;

@@ -53,6 +53,25 @@ def test_lamb_of_every_kind_has_the_bits_of_the_workers_own(how, clip, tmp_path)
     assert_same_bits(run("trained", tmp_path, (1, 1), 2, **env))
 
 
+@pytest.mark.parametrize(
+    "how", [{"OPTIMIZER": "sgd"}, {"OPTIMIZER": "sgd", "CLIP": "0.1"}, {"OPTIMIZER": "lamb"}]
+)
+def test_steps_and_gradients_count_once_however_many_rounds_an_update_takes(how, tmp_path):
+    with servers(nodes=2, shards=1) as cluster:
+        sidecars = [each.address for each in cluster.sidecars]
+        env = {"STEPS": "5"} | how
+        results = Job("counted", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        gradients = 5 * results.results()[0]["bytes"]
+        for sidecar in cluster.sidecars:
+            assert metric(sidecar, "thalweg_sidecar_steps_total") == 5
+            for way in ("sent", "received"):
+                label = f'direction="{way}"'
+                assert metric(sidecar, "thalweg_sidecar_raw_bytes_total", label) == gradients
+        for way in ("sent", "received"):
+            raw = metric(cluster.aggregators[0], f"thalweg_shard_{way}_raw_bytes_total")
+            assert raw == pytest.approx(2 * gradients)
+
+
 @pytest.mark.parametrize("codec", ["fp16", "bf16"])
 def test_gradients_in_16_bits_give_what_they_give_with_the_hook(codec, tmp_path):
     assert_same_bits(run("trained", tmp_path, (1, 1), 1, OPTIMIZER="adamw", CODEC=codec))

@@ -186,9 +186,9 @@ uint64_t BucketRound::settings() const {
   return now_.settings;
 }
 
-bool BucketRound::has_gradient() const {
+UpdateRound BucketRound::kind() const {
   MutexLock lock(mutex_);
-  return now_.kind == UpdateRound::kPush;
+  return now_.kind;
 }
 
 std::vector<bool> BucketRound::unused() const {

@@ -79,7 +79,8 @@ class BucketRound {
   std::vector<BucketCodec*> codecs() const;
   double loss_scale() const;
   uint64_t settings() const;
-  bool has_gradient() const;  // it takes one from the workers
+  UpdateRound kind() const;
+  bool has_gradient() const { return kind() == UpdateRound::kPush; }  // from the workers
   // Which tensors took no part on any worker of the node, by number; empty: all took part.
   std::vector<bool> unused() const;
 

@@ -20,7 +20,6 @@ void RoundReport::CountTimes(const ipc::Complete& message, Duration total) const
     histogram.Observe(static_cast<double>(ns) * 1e-9);
   };
   metrics_.buckets.Add();
-  if (message.id.index == 0) metrics_.steps.Add();
   metrics_.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
   if (message.nonfinite_elems > 0) metrics_.nonfinite_buckets.Add();
   metrics_.bucket_seconds.Observe(ToSeconds(total));
@@ -39,21 +38,26 @@ void RoundReport::NoteWorkers(uint32_t workers) {
       workers, world_size_);
 }
 
-void RoundReport::CountTraffic(NodeBucket& bucket) const {
+void RoundReport::CountRound(NodeBucket& bucket) const {
+  const UpdateRound kind = bucket.round().kind();
+  const bool has_gradient = kind == UpdateRound::kPush;
+  const bool commits = bucket.update() && bucket.update()->commits;
+  const bool has_result = commits ? kind == UpdateRound::kPull : has_gradient;
+  if (has_gradient && bucket.id().index == 0) metrics_.steps.Add();
   for (const BucketCodec* codec : bucket.round().codecs()) {
-    const auto count = [&](const char* direction, uint64_t wire_bytes) {
+    const auto count = [&](const char* direction, bool is_whole, uint64_t wire_bytes) {
       const Labels labels = {{"codec", codec->name()}, {"direction", direction}};
       metrics_.registry
           .GetCounter("thalweg_sidecar_raw_bytes_total",
                       "Gradient bytes before encoding (sent) and after decoding (received)", labels)
-          .Add(static_cast<double>(codec->tensors().Bytes()));
+          .Add(is_whole ? static_cast<double>(codec->tensors().Bytes()) : 0);
       metrics_.registry
           .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged",
                       labels)
           .Add(static_cast<double>(wire_bytes));
     };
-    count("sent", codec->traffic.sent);
-    count("received", codec->traffic.received);
+    count("sent", has_gradient, codec->traffic.sent);
+    count("received", has_result, codec->traffic.received);
   }
 }
 

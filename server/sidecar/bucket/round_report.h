@@ -25,8 +25,9 @@ class RoundReport {
   void CountTimes(const ipc::Complete& message, Duration total) const;
   // Says in the log when results are means over fewer workers than before, or than the job has.
   void NoteWorkers(uint32_t workers);
-  // Requires that all codecs of the round have their results, and that it has not ended yet.
-  void CountTraffic(NodeBucket& bucket) const;
+  // Requires that all codecs of the round have their results, and that it has not ended yet. Rounds
+  // that take no gradient, or give no result to workers (UpdateRound), have bytes of neither.
+  void CountRound(NodeBucket& bucket) const;
   // The node's first worker has waited for weights of that quarter of the model.
   void CountWeightsWait(size_t quarter, Duration waited) const;
   // The job had rounds in flight for that long without a break.

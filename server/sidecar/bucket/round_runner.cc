@@ -320,7 +320,7 @@ void RoundRunner::Complete(NodeBucket& bucket) {
   if (const absl::Status status = bucket.memory().EndRound(); !status.ok()) {
     return listener_.OnFailed(status);
   }
-  context_.report.CountTraffic(bucket);
+  context_.report.CountRound(bucket);
   FinishedRound round = bucket.FinishRound(Now());
   context_.report.CountExchange(turns_.EndRound(round.end));
   context_.compression.Describe(round.message);
