@@ -184,6 +184,26 @@ def test_options_of_a_script_without_one_are_refused_with_the_command_to_give(ar
     assert "are for a script: thalweg doctor train.py" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--aggregators", "a:1"],
+        ["--sidecar", "/s"],
+        ["--cluster"],
+        ["--shards", "a:1"],
+        ["--namespace", "ml"],
+        ["--tls-ca", "ca.crt"],
+        ["--http-token-file", "token"],
+    ],
+)
+def test_options_of_servers_are_not_for_a_script(options, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("raise AssertionError", encoding="ascii")
+    assert main(["doctor", *options, str(tmp_path / "train.py")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert options[0] in shown.err and "are not for a script" in shown.err
+
+
 def fake_kubectl(folder, answers):
     """Writes a kubectl with `answers` by its first arguments: output or (standard error,)."""
     script = ["#!/bin/sh", 'case "$*" in']

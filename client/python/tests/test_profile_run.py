@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from thalweg._settings._config import ConfigError
-from thalweg.cli import _profile_clock, _profile_worker, main
+from thalweg.cli import _profile_clock, _profile_worker, _run, main
 from thalweg.cli._profile_update import fused_seconds
 
 SCRIPT = """
@@ -26,7 +26,7 @@ print("reached its end")
 """
 
 
-def arguments(folder, steps, skip, data):
+def arguments(folder, steps, skip, data, rate=None):
     script = folder / "train.py"
     script.write_text(SCRIPT)
     return argparse.Namespace(
@@ -36,7 +36,7 @@ def arguments(folder, steps, skip, data):
         steps=steps,
         skip=skip,
         out=folder / "out",
-        rate=None,
+        rate=rate,
     )
 
 
@@ -58,6 +58,37 @@ def test_so_many_steps_are_measured_after_the_skipped_ones(tmp_path, capsys):
     with Image.open(tmp_path / "out/profile.png") as picture:
         assert picture.width > 400
     assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_rate_without_a_link_is_said_to_have_no_effect(tmp_path, capsys):
+    _profile_worker.run(arguments(tmp_path, steps=3, skip=1, data=100, rate=1e8))
+    assert "- --rate has no effect: one node takes part" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"), [([], 1), (["--rate", "1mbit"], 2), (["--rate", "1mbit", "--nodes=3"], 3)]
+)
+def test_rate_alone_means_two_nodes(options, nodes, tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr(_run, "run", lambda plan: plans.append(plan) or 0)
+    assert main(["profile", *options, "--out", str(tmp_path / "out"), __file__]) == 0
+    assert [(plan.nodes, plan.nproc, plan.shards) for plan in plans] == [(nodes, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "1", "--rate", "1mbit"], "--nodes 1 leaves none"),
+        (["--here", "--nodes", "1"], "not for --here"),
+        (["--here", "--nproc", "2"], "not for --here"),
+        (["--here", "--shards", "0"], "not for --here"),
+        (["--here", "--codec", "fp16"], "set THALWEG_CODEC"),
+    ],
+)
+def test_options_without_effect_are_refused(options, message, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("raise AssertionError", encoding="ascii")
+    assert main(["profile", *options, str(tmp_path / "train.py")]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])

@@ -179,7 +179,14 @@ def _doctor(args: argparse.Namespace) -> int:
     from thalweg._settings._config import Config, Network
     from thalweg.cli import _doctor
 
+    of_cluster = (args.shards, args.namespace, args.tls_ca, args.http_token_file)
     if args.doctor_script:
+        of_servers = (*of_cluster, args.aggregators, args.sidecar, args.cluster or None)
+        if any(value is not None for value in of_servers):
+            raise ConfigError(
+                "--aggregators, --sidecar, --cluster, --shards, --namespace, --tls-ca and "
+                "--http-token-file are not for a script, which gets servers of its own"
+            )
         trial = _doctor_script.Trial(
             args.nodes or 2, args.nproc or 1, args.codec, rate=args.rate or 0.0
         )
@@ -195,7 +202,6 @@ def _doctor(args: argparse.Namespace) -> int:
         aggregators = parse_addresses("--aggregators", args.aggregators)
     if args.cluster:
         return _cluster(args, aggregators)
-    of_cluster = (args.shards, args.namespace, args.tls_ca, args.http_token_file)
     if any(value is not None for value in of_cluster):
         raise ConfigError("--shards, --namespace, --tls-ca and --http-token-file are for --cluster")
     sidecar = config.sidecar if args.sidecar is None else args.sidecar

@@ -17,7 +17,7 @@ _EPILOG = """\
 examples:
   thalweg profile train.py --epochs 3
   thalweg profile --nodes 2 --nproc 2 --codec powersgd:4 train.py
-  thalweg profile --nodes 2 --rate 940mbit train.py       (advice for a link of that rate)
+  thalweg profile --rate 940mbit train.py       (two nodes, and advice for a link of that rate)
   torchrun --nnodes 2 … --no-python thalweg profile --here train.py       (on each host)
 
 The script runs unchanged for --skip and then --steps optimizer steps, and is ended there. Rank 0
@@ -38,12 +38,11 @@ def add_parser(commands: _Commands) -> None:
     add(
         "--nodes",
         type=_types.count,
-        default=1,
         metavar="N",
-        help="nodes on this machine (default 1)",
+        help="nodes on this machine (default 1; with --rate 2)",
     )
-    add("--nproc", type=_types.count, default=1, metavar="L", help="workers per node")
-    add("--shards", type=_types.shards, default=0, metavar="S", help="aggregators (default 0)")
+    add("--nproc", type=_types.count, metavar="L", help="workers per node (default 1)")
+    add("--shards", type=_types.shards, metavar="S", help="aggregators (default 0)")
     add(
         "--codec",
         type=_types.codec,
@@ -57,7 +56,7 @@ def add_parser(commands: _Commands) -> None:
         "--rate",
         type=_types.rate,
         metavar="RATE",
-        help="advise for links of this rate; default: as measured",
+        help="advise for links between nodes of this rate; default: as measured",
     )
     add("--out", type=Path, default=Path("profile"), metavar="FOLDER", help="default: profile")
     add("-m", "--module", action="store_true", help="SCRIPT is a module's name")
@@ -69,6 +68,7 @@ def add_parser(commands: _Commands) -> None:
 def _profile(args: argparse.Namespace) -> int:
     from thalweg.cli import _profile_report
 
+    _check(args)
     if args.here:
         if _variables.is_launched_first():
             _profile_report.make_folder(args.out)
@@ -86,9 +86,9 @@ def _profile(args: argparse.Namespace) -> int:
     command += ["-m"] if args.module else []
     return _run.run(
         _run.Plan(
-            nodes=args.nodes,
-            nproc=args.nproc,
-            shards=args.shards,
+            nodes=args.nodes or (2 if args.rate else 1),
+            nproc=args.nproc or 1,
+            shards=args.shards or 0,
             local_shards=None,
             codec=args.codec,
             timeout=None,
@@ -96,3 +96,15 @@ def _profile(args: argparse.Namespace) -> int:
             command=[*command, args.script, *args.args],
         )
     )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for options that would have no effect."""
+    of_cluster = (args.nodes, args.nproc, args.shards, args.codec)
+    if args.here and any(value is not None for value in of_cluster):
+        raise ConfigError(
+            "--nodes, --nproc, --shards and --codec are not for --here, whose workers torchrun "
+            "has started: set THALWEG_CODEC for the codec"
+        )
+    if args.rate and args.nodes == 1:
+        raise ConfigError("--rate is that of links between nodes, and --nodes 1 leaves none")

@@ -112,7 +112,15 @@ def _report(args: argparse.Namespace, worker: _Worker) -> None:
         fused_update=_mean([entry.fused_update for entry in everyone]),
     )
     judged = at_rate(measured, args.rate) if args.rate and rate else measured
-    print(_profile_report.write(args.out, measured, by_worker, worker.steps, advise(judged)))
+    advice = [*advise(judged), *_no_links(args.rate, rate)]
+    print(_profile_report.write(args.out, measured, by_worker, worker.steps, advice))
+
+
+def _no_links(asked: float | None, measured: float | None) -> list[str]:
+    """Says that a rate which was asked for has no effect, if that is so."""
+    if not asked or measured:
+        return []
+    return ["--rate has no effect: one node takes part, or the script has ended its process group"]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
