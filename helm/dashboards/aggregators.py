@@ -5,7 +5,9 @@ from __future__ import annotations
 from panels import Panel, Row, bounded, panel, signed
 
 TITLE = "Aggregators"
-DESCRIPTION = "The shards: what they carry, what they hold, and how evenly."
+DESCRIPTION = (
+    "The shards, in aggregators and in sidecars: what they carry, what they hold, and how evenly."
+)
 VARIABLES = ("aggregators", "shard")
 PANELS: tuple[Panel | Row, ...] = (
     panel(
@@ -13,7 +15,7 @@ PANELS: tuple[Panel | Row, ...] = (
         "Shards",
         "That are scraped and answer.",
         "none",
-        "count(thalweg_build_info{SHARD})",
+        "count(thalweg_shard_jobs{SHARD})",
     ),
     panel(
         "stat",
@@ -77,13 +79,13 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Imbalance",
-        "The busiest shard's bytes over the average shard's: 1 is even. Weights and links of "
-        "different rates make it uneven on purpose.",
+        "The busiest shard's bytes over the average shard's, of those that get any: 1 is even. "
+        "Weights and links of different rates make it uneven on purpose.",
         "suffix:x",
         (
             "busiest",
             "max(sum by (instance) (rate(thalweg_shard_received_bytes_total{SHARD}[R]))) / "
-            "avg(sum by (instance) (rate(thalweg_shard_received_bytes_total{SHARD}[R])))",
+            "avg(sum by (instance) (rate(thalweg_shard_received_bytes_total{SHARD}[R])) > 0)",
         ),
     ),
     Row("Time"),

@@ -35,9 +35,10 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "stat",
         "Restarts",
-        "Of shards in the chosen time.",
+        "Of aggregators in the chosen time; sidecars begin anew with each job.",
         "none",
-        "sum(changes(process_start_time_seconds{SHARDS}[$__range]))",
+        "sum(changes(process_start_time_seconds{SHARDS}[$__range]) and on (job, instance) "
+        'last_over_time(thalweg_build_info{SHARDS,program="aggregator"}[$__range])) or vector(0)',
     ),
     Row("Why jobs and rounds end"),
     panel(

@@ -25,26 +25,25 @@ from panels import Panel, variable
 
 FOLDER = Path(__file__).resolve().parents[1] / "thalweg" / "files" / "dashboards"
 DASHBOARDS: tuple[ModuleType, ...] = (aggregators, faults, training)
-_BUILD = 'thalweg_build_info{program="%s"}'
-_OF_JOB = 'thalweg_build_info{program="%s",job=~"$%s"}'
 _VARIABLES = {
+    # A sidecar that has a shard exports what aggregators export.
     "aggregators": (
-        "Aggregators",
-        "What Prometheus calls the shards it scrapes",
-        _BUILD % "aggregator",
+        "Shards of",
+        "What Prometheus calls the aggregators it scrapes, and sidecars with a shard",
+        "thalweg_shard_jobs",
         "job",
     ),
     "sidecars": (
         "Sidecars",
         "What Prometheus calls the sidecars it scrapes",
-        _BUILD % "sidecar",
+        'thalweg_build_info{program="sidecar"}',
         "job",
     ),
-    "shard": ("Shard", "Shards to look at", _OF_JOB % ("aggregator", "aggregators"), "instance"),
+    "shard": ("Shard", "Shards to look at", 'thalweg_shard_jobs{job=~"$aggregators"}', "instance"),
     "node": (
         "Node",
         "Sidecars of the job to look at",
-        _OF_JOB % ("sidecar", "sidecars"),
+        'thalweg_build_info{program="sidecar",job=~"$sidecars"}',
         "instance",
     ),
 }

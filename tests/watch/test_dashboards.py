@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,52 @@ def test_dashboards_are_what_their_lists_say(tmp_path):
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     kept = (dashboards.FILES / "dashboards").iterdir()
     assert written == {path.name: path.read_text(encoding="utf-8") for path in kept}
+
+
+def test_shards_to_choose_are_also_those_of_sidecars():
+    lists = [dashboard["templating"]["list"] for dashboard in dashboards.load().values()]
+    asked = {each["name"]: each.get("definition") for variables in lists for each in variables}
+    assert asked["aggregators"] == "label_values(thalweg_shard_jobs, job)"
+    assert asked["shard"] == 'label_values(thalweg_shard_jobs{job=~"$aggregators"}, instance)'
+
+
+def evaluate(folder, place, series, at, expected):
+    """Has promtool evaluate the first expression of a panel, with 5m and 1h for Grafana's ranges.
+
+    `series` is values by series, `expected` the value by labels.
+    """
+    (expression,) = [e for where, e in dashboards.expressions() if where == f"{place}: A"]
+    for name, value in {"__rate_interval": "5m", "__range": "1h"}.items():
+        expression = expression.replace(f"${name}", value)
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": text} for name, text in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": re.sub(r"\$\w+", ".+", expression),
+                "eval_time": at,
+                "exp_samples": samples,
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(json.dumps({"tests": [test]}), encoding="utf-8")  # JSON is YAML
+    result = subprocess.run([str(TOOL), "test", "rules", str(path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_promtool
+def test_restarts_are_those_of_aggregators(tmp_path):
+    started, build = "process_start_time_seconds", "thalweg_build_info"
+    of_shard, of_node = 'job="s",instance="1"', 'job="n",instance="2"'
+    series = {
+        f"{started}{{{of_shard}}}": "1x10 900x10 1500x10",
+        f"{started}{{{of_node}}}": "1x10 900x10 1500x10",
+        f'{build}{{program="aggregator",{of_shard}}}': "1x15 _x20",  # the last one is down
+        f'{build}{{program="sidecar",{of_node}}}': "1x40",
+    }
+    evaluate(tmp_path, "faults.json: Restarts", series, "30m", {"{}": 2})
 
 
 def duplicate_id(dashboard):
