@@ -79,8 +79,9 @@ class WatchdogTest : public ::testing::Test {
   NoCollectives nobody_;
   Arenas arenas_;
   const JobTrace trace_;
-  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_, arenas_, trace_}, nobody_};
-  PostOffice post_{{}, {progress_, shards_, arenas_}, nobody_};
+  CollectiveRunner collectives_{
+      {}, {outcome_, progress_, shards_, arenas_, trace_, metrics_.collectives}, nobody_};
+  PostOffice post_{{}, {progress_, shards_, arenas_, metrics_.collectives}, nobody_};
   Watchdog watchdog_{{{std::chrono::seconds(5)}, {std::chrono::seconds(50)}},
                      kStart,
                      {outcome_, roster_, table_, collectives_, post_, progress_, shards_}};

@@ -66,6 +66,9 @@ TEST_P(CollectivesTest, AllWorkersGetTheRightValuesFromManyInFlight) {
       }
     });
   }
+  threads.clear();
+  EXPECT_EQ(cluster.registry().GetCounter("thalweg_sidecar_collectives_total", "").Value(),
+            3 * 4 * shape.nodes);
 }
 
 // A worker's values lie in its arena while other nodes still receive them: it is used again only

@@ -120,6 +120,8 @@ TEST_P(MessagesTest, MessagesOfOneTagArriveInTheirOrder) {
     ASSERT_EQ(got, Integers(got.size(), i)) << "message " << i;
   }
   for (Outcome& outcome : sent) EXPECT_TRUE(outcome.get().ok());
+  EXPECT_EQ(cluster.registry().GetCounter("thalweg_sidecar_collectives_total", "").Value(),
+            kMessages + 1);
 }
 
 TEST_P(MessagesTest, ReceiveFromAnyoneSaysWhoSent) {

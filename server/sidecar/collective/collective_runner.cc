@@ -320,6 +320,7 @@ void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collectiv
     GroupState& group = *FindLocked(spec.group);
     ranks = group.ranks;
     record_.NoteDone(spec, Now());
+    context_.completed.Add();
     group.done.insert(spec.sequence);
     while (group.done.erase(group.settled + 1) > 0) ++group.settled;
     if (result == nullptr) group.collectives.erase(spec.sequence);

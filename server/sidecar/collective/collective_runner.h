@@ -18,6 +18,7 @@
 #include "core/base/thread.h"
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
+#include "server/base/metrics.h"
 #include "server/shards/placement.h"
 #include "server/shards/shard_group.h"
 #include "server/sidecar/collective/arenas.h"
@@ -43,6 +44,7 @@ class CollectiveRunner {
     ShardGroup& shards;
     Arenas& arenas;
     const JobTrace& trace;
+    Counter& completed;
   };
   struct Terms {
     uint32_t node = 0;

@@ -49,6 +49,9 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
                                     "Time in which a job had a bucket under way, also while it "
                                     "computed others")),
       buckets(r.GetCounter("thalweg_sidecar_buckets_total", "Bucket rounds completed")),
+      collectives(r.GetCounter("thalweg_sidecar_collectives_total",
+                               "Collectives that the node took part in, and messages that its "
+                               "workers received from others, completed")),
       bucket_seconds(r.GetHistogram("thalweg_sidecar_bucket_seconds",
                                     "Time from the last worker's submission of a bucket to its "
                                     "result")),

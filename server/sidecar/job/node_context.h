@@ -29,6 +29,7 @@ struct SidecarMetrics {
   Counter& steps;
   Counter& exchange_seconds;
   Counter& buckets;
+  Counter& collectives;
   Histogram& bucket_seconds;
   Histogram& wait;
   Histogram& reduce;

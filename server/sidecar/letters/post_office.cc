@@ -233,6 +233,7 @@ void PostOffice::NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_
   if (receive->received < call.bytes) return;
   receiving_.erase({receive->offer.node, receive->offer.message});
   calls_.End({receive->local_rank, call.call});
+  context_.received.Add();
   if (receive->arena != nullptr) results_[{receive->local_rank, call.call}] = receive->arena;
   actions_.emplace_back([this, receive] {
     const uint32_t worker = receive->local_rank;

@@ -17,6 +17,7 @@
 #include "core/base/mutex.h"
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
+#include "server/base/metrics.h"
 #include "server/shards/shard_group.h"
 #include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_listener.h"
@@ -38,6 +39,7 @@ class PostOffice {
     Progress& progress;
     ShardGroup& shards;
     Arenas& arenas;
+    Counter& received;
   };
   struct Terms {
     uint32_t node = 0;

@@ -116,7 +116,8 @@ class Node : public CollectiveListener {
   std::deque<Sent> sent_ ABSL_GUARDED_BY(mutex_);
   std::vector<ipc::Collected> done_ ABSL_GUARDED_BY(mutex_);
   std::optional<BucketArena> arena_ ABSL_GUARDED_BY(mutex_);
-  PostOffice post_{{number_, 2, {}}, {progress_, shards_, arenas_}, *this};
+  Counter received_;
+  PostOffice post_{{number_, 2, {}}, {progress_, shards_, arenas_, received_}, *this};
 };
 
 class PostOfficeTest : public ::testing::Test {
