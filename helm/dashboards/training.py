@@ -165,11 +165,13 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Waiting for a shard",
-        "Share of time for which sending waited, because a shard owed a window of results.",
-        "percentunit",
+        "Time in a second for which sending waited, on the average node, because a shard owed a "
+        "window of results. The lanes of buckets wait at the same time, so that a second can have "
+        "more than one.",
+        "s",
         (
             "shard {{shard}}",
-            "sum by (shard) (rate(thalweg_sidecar_shard_wait_seconds_total{NODE}[R]))",
+            "avg by (shard) (rate(thalweg_sidecar_shard_wait_seconds_total{NODE}[R]))",
         ),
     ),
     Row("Compression"),

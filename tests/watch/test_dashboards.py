@@ -77,6 +77,14 @@ def test_restarts_are_those_of_aggregators(tmp_path):
     evaluate(tmp_path, "faults.json: Restarts", series, "30m", {"{}": 2})
 
 
+@needs_promtool
+def test_wait_for_a_shard_is_that_of_the_average_node(tmp_path):
+    wait = 'thalweg_sidecar_shard_wait_seconds_total{job="n",instance="%s",shard="0"}'
+    series = {wait % "a": "0+75x20", wait % "b": "0+45x20", wait % "c": "0+15x20"}
+    place = "training.json: Waiting for a shard"
+    evaluate(tmp_path, place, series, "15m", {'{shard="0"}': 0.75})
+
+
 def duplicate_id(dashboard):
     dashboard["panels"][1]["id"] = dashboard["panels"][0]["id"]
 
