@@ -130,12 +130,13 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Waiting nodes",
-        "Sidecars with a job of which no bucket has completed lately.",
+        "Sidecars with a job of which neither a bucket nor a collective has completed lately.",
         "none",
         (
             "nodes",
-            "sum((thalweg_sidecar_jobs{SIDECARS} > bool 0) * on (job, instance) "
-            "(rate(thalweg_sidecar_buckets_total{SIDECARS}[R]) == bool 0))",
+            "count(thalweg_sidecar_jobs{SIDECARS} > 0 and on (job, instance) "
+            "rate(thalweg_sidecar_buckets_total{SIDECARS}[R]) == 0 unless on (job, instance) "
+            "rate(thalweg_sidecar_collectives_total{SIDECARS}[R]) > 0) or vector(0)",
         ),
         change=whole,
     ),

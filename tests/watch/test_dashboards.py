@@ -85,6 +85,25 @@ def test_wait_for_a_shard_is_that_of_the_average_node(tmp_path):
     evaluate(tmp_path, place, series, "15m", {'{shard="0"}': 0.75})
 
 
+@needs_promtool
+def test_node_that_does_collectives_alone_does_not_wait(tmp_path):
+    stands = {"buckets": "5x20", "collectives": "5x20", "jobs": "1x20"}
+    nodes = {
+        "a": stands,
+        "b": stands | {"collectives": "0+1x20"},
+        "c": stands | {"buckets": "0+1x20"},
+        "d": stands | {"jobs": "0x20"},
+        "e": {"jobs": "1x20", "buckets": "5x20"},  # of a release without collectives
+    }
+    names = {"jobs": "jobs", "buckets": "buckets_total", "collectives": "collectives_total"}
+    series = {
+        f'thalweg_sidecar_{names[what]}{{job="n",instance="{node}"}}': values
+        for node, each in nodes.items()
+        for what, values in each.items()
+    }
+    evaluate(tmp_path, "faults.json: Waiting nodes", series, "15m", {"{}": 2})
+
+
 def duplicate_id(dashboard):
     dashboard["panels"][1]["id"] = dashboard["panels"][0]["id"]
 
