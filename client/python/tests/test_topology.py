@@ -148,6 +148,25 @@ def test_several_hosts_need_aggregators_where_sidecars_may_host_no_shards():
         check([worker(host, local_shards="0") for host in ("a/boot1", "b/boot2")])
 
 
+def uneven(**settings):
+    there = {"aggregators": ("x:1",), "local_shards": "0"} | settings
+    return [worker(host, **there) for host in ("a/boot1", "a/boot1", "b/boot2", "c/boot3")]
+
+
+def test_workers_of_uneven_nodes_do_not_reduce_among_themselves_where_nodes_may_be_lost():
+    text = r"b has 1 of the workers and a 2: when a node is lost, the mean .* would be wrong"
+    with pytest.raises(ConfigError, match=text):
+        check(uneven(node_reduce="workers", min_nodes=2))
+
+
+def test_workers_of_nodes_reduce_among_themselves_where_the_mean_stays_right():
+    check(uneven(node_reduce="workers"))
+    check(uneven(node_reduce="workers", min_nodes=3))
+    check(uneven(node_reduce="sidecar", min_nodes=2))
+    even = uneven(node_reduce="workers", min_nodes=1)
+    check(even[:2] + 2 * even[2:3])
+
+
 def test_host_id_is_stable_and_names_the_host():
     assert host_id() == host_id()
     name, _, boot = host_id().partition("/")

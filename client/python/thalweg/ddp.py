@@ -100,7 +100,8 @@ def attach(
         residuals: a folder for what this node holds back of gradients (docs/compression.md,
             checkpoints). Default: none.
         min_nodes: nodes with which the job goes on when others are lost (docs/faults.md, lost
-            nodes). 0, the default: it needs all.
+            nodes). 0, the default: it needs all. With node_reduce "workers", nodes must have
+            equally many workers then.
 
     Returns:
         The module's state in the job, on this worker.

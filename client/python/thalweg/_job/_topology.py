@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,6 +119,7 @@ def check(workers: Sequence[Introduction]) -> None:
                     f"thalweg: {setting} is {ours} on rank 0 but {theirs} on rank {rank}: "
                     "it must be the same on all workers"
                 )
+    _check_node_sizes(workers)
     without = [workers[r] for r in starters(workers) if not workers[r].aggregators]
     if workers[0].local_shards == "0" and without and _count_nodes(workers) > 1:
         raise ConfigError(
@@ -135,7 +137,29 @@ def may_host(workers: Sequence[Introduction]) -> bool:
 
 
 def _count_nodes(workers: Sequence[Introduction]) -> int:
-    return len({(worker.host, worker.sidecar) for worker in workers})
+    return len(_node_sizes(workers))
+
+
+def _node_sizes(workers: Sequence[Introduction]) -> Counter[tuple[str, str]]:
+    """Returns how many workers each node has."""
+    return Counter((worker.host, worker.sidecar) for worker in workers)
+
+
+def _check_node_sizes(workers: Sequence[Introduction]) -> None:
+    """Raises ConfigError where a lost node would make the mean wrong: workers that reduce among
+    themselves divide by the mean size of all nodes, which is not that of the nodes that are left.
+    """
+    first, sizes = workers[0], _node_sizes(workers)
+    may_lose = 0 < first.min_nodes < len(sizes)
+    if first.node_reduce != "workers" or not may_lose or len(set(sizes.values())) == 1:
+        return
+    least, most = min(sizes, key=lambda key: sizes[key]), max(sizes, key=lambda key: sizes[key])
+    raise ConfigError(
+        f"thalweg: node_reduce is workers and min_nodes is {first.min_nodes}, but "
+        f"{host_name(least[0])} has {sizes[least]} of the workers and {host_name(most[0])} "
+        f"{sizes[most]}: when a node is lost, the mean over the others would be wrong; expected as "
+        "many workers on each node, or node_reduce sidecar"
+    )
 
 
 def starters(workers: Sequence[Introduction]) -> dict[int, list[int]]:
