@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class Compression:
         self._groups = [group for _, group in copies]
         self._size = size
         self._reduces = reduces
-        self._loss_scale = 1.0
+        self._loss_scale = 0.0  # that of what is held back; 0: nobody has said it
         _precision.watch(self)
 
     @property
@@ -50,11 +51,16 @@ class Compression:
         return sum(one.residual.nbytes for one in self._reduces.values())
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
-        """Hears of loss scalers: what is held back has the scale of the gradients to come."""
-        if loss_scale > 0 and loss_scale != self._loss_scale:
+        """Hears of loss scalers: what is held back has the scale of the gradients to come.
+
+        What was held back before the first word of a scale is taken to have it already.
+        """
+        if not (loss_scale > 0 and math.isfinite(loss_scale)):
+            return
+        if self._loss_scale not in (0, loss_scale):
             for one in self._reduces.values():
-                one.residual *= loss_scale / self._loss_scale
-            self._loss_scale = loss_scale
+                _multiply(one.residual, loss_scale / self._loss_scale)
+        self._loss_scale = loss_scale
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what is held back of gradients, for a checkpoint: call it between two steps.
@@ -64,7 +70,9 @@ class Compression:
         of each job of `copies`; only rank N has them, so that every rank's own result must be
         stored, as torch.distributed.checkpoint does. RuntimeError: such a job has failed.
         """
-        held = {name: one.residual / self._loss_scale for name, one in self._reduces.items()}
+        _precision.settle()
+        scale = self._loss_scale or 1.0
+        held = {name: one.residual / scale for name, one in self._reduces.items()}
         return {
             "codec": self.codec,
             "saved_by": self._size,
@@ -89,12 +97,14 @@ class Compression:
                 f"thalweg: the state was saved with codec {saved!r}, and {self.codec!r} is in use"
             )
         lost = self._what_is_lost(state_dict)
+        if not lost:
+            self._loss_scale = self._loss_scale or 1.0  # what is loaded has none
         for name, one in self._reduces.items():
             one.rounds = int(state_dict.get("rounds", {}).get(name, 0))
             if lost:
                 one.residual.zero_()
             else:
-                one.residual.copy_(state_dict[self._own][name]).mul_(self._loss_scale)
+                _multiply(one.residual.copy_(state_dict[self._own][name]), self._loss_scale)
         if lost:
             _log.warning("thalweg: %s: what is held back of gradients begins at zero", lost)
         for number, (state, group) in enumerate(zip(self.copies, self._groups, strict=True)):
@@ -133,6 +143,11 @@ class Compression:
     @property
     def _own_copies(self) -> str:
         return f"copies{dist.get_rank()}"
+
+
+def _multiply(residual: Tensor, factor: float) -> None:
+    """Makes zero what is not finite then: it would never leave the gradients again."""
+    residual.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _first_of(lost: str, group: dist.ProcessGroup) -> str:
