@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg._sharded._codecs import BLOCK, SMALL, Blocks, Cast, Parts, Piece
 
@@ -95,6 +96,36 @@ def test_torchs_operations_give_the_bits_of_the_kernel(dtype):
         codec._kernel.decode(blocks, by_kernel)
         codec.decode_by_torch(blocks, by_torch)
         torch.testing.assert_close(by_torch, by_kernel, rtol=0, atol=0, equal_nan=True)
+
+
+class Divisors(TorchDispatchMode):
+    """Keeps what is divided by."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_):
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_torchs_operations_divide_by_tensors_as_gpus_multiply_instead_of_dividing_by_numbers():
+    codec, rows = Blocks(PIECES), values()
+    blocks = torch.empty(2, 260 * codec.residual_elements // BLOCK, dtype=torch.uint8)
+    with Divisors() as divisors:
+        codec.encode_by_torch(rows, None, blocks)
+    assert [type(each) for each in divisors.found] == [torch.Tensor]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_gives_the_bits_of_the_kernel():
+    codec = Blocks(PIECES)
+    for seed in range(20):
+        rows = values(seed)
+        assert torch.equal(codec.encode(rows.cuda()).cpu(), codec.encode(rows))
 
 
 def test_large_tensors_are_encoded_in_spans_with_the_same_bytes():

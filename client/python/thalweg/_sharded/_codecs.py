@@ -196,7 +196,9 @@ def _scales_and_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _quantize(values: Tensor, scales: Tensor, codes: Tensor) -> None:
     """Writes the scales and codes of blocks of float32."""
     magnitudes = torch.where(values.isfinite(), values.abs(), 0.0)
-    scale = magnitudes.amax(dim=-1, keepdim=True) / _LARGEST_CODE
+    # On a GPU torch divides by a number as it multiplies by its reciprocal, which rounds twice.
+    divisor = magnitudes.new_full((1,), _LARGEST_CODE)
+    scale = magnitudes.amax(dim=-1, keepdim=True) / divisor
     scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale)
     inverse = torch.where(scale == 0, 0.0, scale.reciprocal())
     scales.copy_(scale)
