@@ -1,12 +1,14 @@
 """A training script that does not mention Thalweg: `local_script.py MODE OUT`.
 
-MODE is several of adagrad, accumulate, clip, scaler, part, two, hook, join and rest, joined by "_".
+MODE is several of adagrad, accumulate, byhand, clip, scaler, part, two, hook, join and rest, joined
+by "_".
 """
 
 import contextlib
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -40,6 +42,16 @@ def loss_of(ddp: nn.Module, step: int, part: int) -> torch.Tensor:
     return ddp(torch.randn(8, 20, generator=seed)).square().mean()
 
 
+@contextlib.contextmanager
+def accumulating(mode: str, ddp: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
+    if "byhand" in mode:  # as nanoGPT does
+        ddp.require_backward_grad_sync = is_last
+        yield
+    else:
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            yield
+
+
 def digest(model: nn.Module) -> str:
     sha = hashlib.sha256()
     for tensor in model.parameters():
@@ -64,7 +76,7 @@ def main() -> None:
             optimizer.zero_grad()
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
-            with ddp.no_sync() if part + 1 < passes else contextlib.nullcontext():
+            with accumulating(mode, ddp, is_last=part + 1 == passes):
                 scaler.scale(loss_of(ddp, step, part)).backward()
         if "clip" in mode:
             clip_grad_norm_(ddp.parameters(), 0.5)

@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, lamb, amsgrad, accumulate, clip, cliponly, scaler, unused, part, hook, join,
-evaluate, average, handzero, keepzero, static, second and reset, joined by "_".
+MODE is several of sgd, lamb, amsgrad, accumulate, byhand, clip, cliponly, scaler, unused, part,
+hook, join, evaluate, average, handzero, keepzero, static, second and reset, joined by "_".
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -65,6 +66,16 @@ def halve(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tens
     return work.get_future().then(lambda done: done.value()[0])
 
 
+@contextlib.contextmanager
+def accumulating(mode: str, ddp: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
+    if "byhand" in mode:  # as nanoGPT does
+        ddp.require_backward_grad_sync = is_last
+        yield
+    else:
+        with contextlib.nullcontext() if is_last else ddp.no_sync():
+            yield
+
+
 def forget_gradients(mode: str, optimizer: torch.optim.Optimizer, ddp: nn.Module) -> None:
     if "handzero" in mode:
         for parameter in ddp.parameters():
@@ -91,7 +102,12 @@ def evaluate(ddp: nn.Module) -> None:
     for _ in range(1 + dist.get_rank()):
         ddp(torch.ones(8, 20))
     ddp.train()
-    torch.save(ddp, io.BytesIO())
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is DistributedDataParallel
+    assert loaded.require_backward_grad_sync is True  # nobody else averages its gradients
 
 
 def main() -> None:
@@ -121,7 +137,7 @@ def main() -> None:
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
             seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
-            with ddp.no_sync() if part + 1 < passes else contextlib.nullcontext():
+            with accumulating(mode, ddp, is_last=part + 1 == passes):
                 loss = ddp(torch.randn(8, 20, generator=seed)).square().mean()
                 if "scaler" in mode and step % 5 == 3 and dist.get_rank() == 1:
                     loss = loss * float("inf")

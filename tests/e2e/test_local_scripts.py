@@ -30,7 +30,7 @@ def common(results) -> list[int]:
     return [number for number, (one, other) in enumerate(pairs, start=1) if one == other]
 
 
-@pytest.mark.parametrize("mode", ["sgd", "adagrad", "sgd_accumulate_clip"])
+@pytest.mark.parametrize("mode", ["sgd", "adagrad", "sgd_accumulate_clip", "sgd_accumulate_byhand"])
 @pytest.mark.parametrize("codec", ["fp32", "int8:start=0"])
 def test_workers_step_alone_and_have_common_weights_after_each_exchange(mode, codec, tmp_path):
     results, output = run(mode, tmp_path, LOCAL | {"THALWEG_CODEC": codec})

@@ -31,6 +31,7 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
     "mode",
     [
         "sgd_accumulate",
+        "sgd_accumulate_byhand_clip_evaluate",
         "adamw_clip",
         "adamw_scaler_clip",
         "lamb_clip",

@@ -18,7 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg._activation import _first_steps, _served
+from thalweg._activation import _first_steps, _left_alone, _served
 from thalweg._settings import _logging
 from thalweg._settings._config import LocalUpdates
 from thalweg._torch import _patches
@@ -88,7 +88,7 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: LocalUp
     from thalweg.ps.takeover import Followed
 
     _local[module] = Followed(optimizer, every=wanted.every, process_group=module.process_group)
-    module.require_backward_grad_sync = False
+    _left_alone.leave(module)
     steps = _Steps()
     optimizer.register_step_post_hook(steps.count)
     weakref.finalize(module, _say_rest, steps, wanted, os.getpid())

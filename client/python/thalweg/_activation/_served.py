@@ -8,11 +8,11 @@ gradients alone.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from thalweg._activation import _first_steps
+from thalweg._activation import _first_steps, _left_alone
 from thalweg._settings import _logging
 from thalweg._settings._checks import PS_KINDS
 from thalweg._settings._config import Served
@@ -42,7 +42,6 @@ _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
 def activate() -> None:
     """From now on every optimizer is considered when it has done its first step."""
     note_modules()
-    _patches.install("served", DistributedDataParallel, "no_sync", _hold_back)
     _patches.install("served", DistributedDataParallel, "join_hook", _note_join)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         _patches.install("served", owner, "clip_grad_norm_", _clip)
@@ -175,7 +174,7 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Served)
         asked_by=_NAME,
     )
     _served[module] = ours
-    module.require_backward_grad_sync = False
+    _left_alone.leave(module, functools.partial(_accumulate, weakref.ref(ours)))
     module.register_forward_hook(_keep_buffers)
     cost = f"; with {unused} each parameter travels by itself, which is slower" if unused else ""
     _say(wanted, logging.INFO, f"{name} is on the shards from the second step on{cost}")
@@ -225,15 +224,10 @@ def _say(wanted: Served, level: int, text: str) -> None:
     _logging.say(level, f"{', '.join(wanted.variables)}: {text}")
 
 
-@contextlib.contextmanager
-def _hold_back(
-    no_sync: Callable[..., contextlib.AbstractContextManager[None]],
-    module: DistributedDataParallel,
-    /,
-) -> Iterator[None]:
-    ours = _served.get(module)
-    with no_sync(module), ours.accumulate() if ours else contextlib.nullcontext():
-        yield
+def _accumulate(weak: weakref.ref[ServerOptimizer], is_last: bool) -> None:
+    """Hears whether the script wants the next gradients averaged, by no_sync() or by hand."""
+    if (ours := weak()) is not None:
+        ours.accumulates = not is_last
 
 
 def _clip(

@@ -81,12 +81,6 @@ DECLARED = (
         (Layer("local_updates", "steps that one worker alone leaves out are not counted"),),
         compiled=False,
     ),
-    Method(
-        DistributedDataParallel,
-        "no_sync",
-        (Layer("served", "gradients are pushed when the last pass of a step is over"),),
-        compiled=False,
-    ),
     *(
         Method(
             owner,

@@ -263,6 +263,10 @@ class ServerOptimizer(Clipping):
         """Whether backward passes only add up gradients now."""
         return self._accumulates
 
+    @accumulates.setter
+    def accumulates(self, value: bool) -> None:
+        self._accumulates = value
+
     def close(self) -> None:
         """Leaves the job. Parameters stay as they are. May be called again."""
         for hook in self._hooks:
