@@ -47,6 +47,24 @@ COLLECTIVES = textwrap.dedent("""
         dist.all_reduce(torch.ones(100_000))
     dist.destroy_process_group()
 """)
+SERVED = textwrap.dedent("""
+    import torch, torch.distributed as dist
+    import thalweg.ps
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 5))
+    clipping = thalweg.ps.ServerOptimizer(model.parameters(), "adamw", max_grad_norm=1.0)
+    other = torch.nn.Linear(300, 5)
+    lamb = thalweg.ps.ServerOptimizer(other.parameters(), "lamb", lr=1e-3)
+    for _ in range(3):
+        (model(torch.randn(4, 300)) + other(torch.randn(4, 300))).sum().backward()
+        for optimizer in (clipping, lamb):
+            optimizer.step()
+            optimizer.zero_grad()
+    clipping.close()
+    lamb.close()
+    dist.destroy_process_group()
+""")
 TORCH_WRONG_US = 250_000  # for clocks read on a busy machine; a wrong convention would be years off
 
 
@@ -111,6 +129,18 @@ def test_collectives_of_a_process_group_are_there_by_name_at_nodes_and_shards(tm
     phases = {span.phase for span in seen if span.side == "shard"}
     assert phases == {"wait_for_slowest", "fold", "deliver"}
     assert any("collective 3 of group 1" in span.args["collective"] for span in seen)
+
+
+def test_optimizers_that_ask_for_weights_in_rounds_of_their_own_are_complete(tmp_path, capsys):
+    command = ["thalweg", "run", "--nodes", "2"]
+    with servers() as nothing:
+        traces = run(nothing.folder, tmp_path, "fp32", command, SERVED)
+    merged = tmp_path / "merged.json"
+    assert main(["trace", "merge", str(traces), "-o", str(merged)]) == 0
+    assert main(["trace", "check", str(merged)]) == 0, capsys.readouterr().err
+    seen = [span for span in spans.read(merged).spans if span.side == "worker"]
+    rounds = {phase: sum(span.phase == phase for span in seen) for phase in ("copy_in", "copy_out")}
+    assert 0 < rounds["copy_in"] < rounds["copy_out"]
 
 
 def test_sidecar_that_attach_starts_is_traced_too(tmp_path):

@@ -336,6 +336,44 @@ def test_command_refuses_what_is_not_there(tmp_path, capsys, what):
     assert what in capsys.readouterr().err
 
 
+def pulled(writers, keep=lambda line: False):
+    """Turns the second round into one that asks shards for weights; `keep` leaves lines."""
+    for writer in writers:
+        writer.lines = [
+            line
+            for line in writer.lines
+            if line["name"] not in ("copy_in", "reduce", "send")
+            or line["args"].get("round") != 2
+            or keep(line)
+        ]
+    what = {"part_round": 2, "chunk": 0, "shard": 0}
+    writers[-1].span("shard", "update", 220 * MS, 221 * MS, **what)
+
+
+def test_round_that_asks_shards_for_weights_needs_no_gradient(tmp_path, writers):
+    pulled(writers)
+    _, path = merged(tmp_path, writers)
+    assert check.problems(spans.read(path)) == []
+
+
+@pytest.mark.parametrize("phase", ["copy_in", "send"])
+def test_gradient_that_only_one_gives_is_missing_of_the_others(tmp_path, writers, phase):
+    pulled(writers, lambda line: line["name"] == phase and line["args"]["node"] == 0)
+    _, path = merged(tmp_path, writers)
+    found = check.problems(spans.read(path))
+    assert any("round 2: worker 1 has no copy_in" in problem for problem in found)
+    assert any("round 2, chunk 0: node 1 has no send" in problem for problem in found)
+    assert not any("round 1" in problem for problem in found)
+
+
+def test_round_without_gradients_is_incomplete_where_shards_update_nothing(tmp_path, writers):
+    pulled(writers)
+    writers[-1].lines.pop()
+    _, path = merged(tmp_path, writers)
+    found = check.problems(spans.read(path))
+    assert any("round 2: worker 0 has no copy_in" in problem for problem in found)
+
+
 def test_output_that_cannot_be_written_is_said_before_merging(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(files, "find", lambda _: pytest.fail("it begins to read"))
     output = tmp_path / "nowhere" / "m.json"

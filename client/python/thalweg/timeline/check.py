@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from thalweg.timeline.spans import SIDES, Span, Timeline
 
-# Every round of every bucket has these phases at each worker and at each node.
+# Every round of every bucket has these phases at each worker and at each node, but for _GIVING.
 _OF_WORKER = ("copy_in", "wait", "copy_out")
 _OF_NODE = ("wait_workers", "exchange", "return")
 # Every chunk has these phases at each node (a node alone has only the first) and at its shard.
 _OF_CHUNK = ("reduce", "send", "wire", "decode")
 _AT_SHARD = ("wait_for_slowest", "fold", "deliver")
+# A round that only asks shards for weights, or for what LAMB needs, has none of these anywhere.
+_GIVING = ("copy_in", "reduce", "send")
 # Times in the file have three decimals.
 _ROUNDING_US = 0.01
 
@@ -33,8 +35,9 @@ def problems(timeline: Timeline) -> list[str]:
         for span in timeline.spans
         if "collective" not in span.args and span.args.get("job") not in apart
     ]
-    found += _missing_of_buckets(of_buckets)
-    found += _missing_of_chunks(of_buckets)
+    pulls = _pulls(of_buckets)
+    found += _missing_of_buckets(of_buckets, pulls)
+    found += _missing_of_chunks(of_buckets, pulls)
     found += _disorder(timeline, of_buckets)
     return found
 
@@ -42,6 +45,21 @@ def problems(timeline: Timeline) -> list[str]:
 def _apart(timeline: Timeline) -> set[str]:
     """Returns the jobs whose nodes may be apart: what they get need not wait for what they give."""
     return {span.args["job"] for span in timeline.spans if "version" in span.args}
+
+
+def _pulls(spans: Sequence[Span]) -> set[tuple[Any, ...]]:
+    """Returns the rounds that push nothing, of jobs whose shards update weights.
+
+    One in which any worker or node gives something is none: then what is missing is missing.
+    """
+    served = {span.args["job"] for span in spans if span.phase == "update"}
+    of_nodes = [
+        span
+        for span in spans
+        if span.side != "shard" and span.args["job"] in served and "round" in span.args
+    ]
+    giving = {span.bucket_round for span in of_nodes if span.phase in _GIVING}
+    return {span.bucket_round for span in of_nodes} - giving
 
 
 def _negative(timeline: Timeline) -> Iterator[str]:
@@ -53,7 +71,7 @@ def _negative(timeline: Timeline) -> Iterator[str]:
             )
 
 
-def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
+def _missing_of_buckets(spans: Sequence[Span], pulls: Set[tuple[Any, ...]]) -> Iterator[str]:
     """Reports rounds that one worker or node has traced but another has not."""
     seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
     sizes: dict[str, tuple[int, int]] = {}  # by job: numbers of workers and nodes
@@ -68,7 +86,9 @@ def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
             seen[span.bucket_round].add((span.phase, place))
     for (job, bucket, layout, number), phases in sorted(seen.items()):
         workers, nodes = sizes[job]
-        wanted = [(phase, rank, "worker") for phase in _OF_WORKER for rank in range(workers)]
+        left_out = _GIVING if (job, bucket, layout, number) in pulls else ()
+        of_worker = [phase for phase in _OF_WORKER if phase not in left_out]
+        wanted = [(phase, rank, "worker") for phase in of_worker for rank in range(workers)]
         wanted += [(phase, node, "node") for phase in _OF_NODE for node in range(nodes)]
         for phase, place, kind in wanted:
             if (phase, place) not in phases:
@@ -78,20 +98,23 @@ def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
                 )
 
 
-def _missing_of_chunks(spans: Sequence[Span]) -> Iterator[str]:
+def _missing_of_chunks(spans: Sequence[Span], pulls: Set[tuple[Any, ...]]) -> Iterator[str]:
     """Reports chunks that not all nodes and one shard have traced."""
     seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
     nodes: dict[str, int] = {}
+    pulled: set[tuple[Any, ...]] = set()
     for span in spans:
         if "chunk" in span.args:
+            if span.side != "shard" and span.bucket_round in pulls:
+                pulled.add(span.chunk_round)
             nodes[span.args["job"]] = span.args["num_nodes"]
             place = -1 if span.side == "shard" else span.args["node"]
             seen[span.chunk_round].add((span.phase, place))
     for (job, bucket, layout, part, number, chunk), phases in sorted(seen.items()):
         alone = nodes[job] == 1
-        wanted = [
-            (p, node) for p in _OF_CHUNK[: 1 if alone else None] for node in range(nodes[job])
-        ]
+        left_out = _GIVING if (job, bucket, layout, part, number, chunk) in pulled else ()
+        of_chunk = [p for p in _OF_CHUNK[: 1 if alone else None] if p not in left_out]
+        wanted = [(p, node) for p in of_chunk for node in range(nodes[job])]
         wanted += [] if alone else [(phase, -1) for phase in _AT_SHARD]
         for phase, node in wanted:
             if (phase, node) not in phases:
