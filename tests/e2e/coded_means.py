@@ -79,7 +79,7 @@ class SparseMean:
         assert is_sent.sum() == count  # no ties, so whose order decides does not matter
         magnitudes = whole[is_sent].abs()
         is_high = magnitudes > magnitudes.mean()
-        low = magnitudes[~is_high].mean()
+        low = magnitudes[~is_high].mean() if not is_high.all() else magnitudes.mean()
         high = magnitudes[is_high].mean() if is_high.any() else low
         nearest = torch.where(magnitudes > torch.stack([low, high]).mean(), high, low)
         sent = torch.zeros_like(whole)

@@ -58,6 +58,17 @@ def test_part_of_what_is_held_back_comes_with_the_next_changes():
     assert coder.held.tolist() == [0, 0, 1, 0]
 
 
+def test_equal_magnitudes_arrive_although_their_mean_is_rounded():
+    magnitude, sizes = 0.7, range(2, 40)
+    assert any((part > part.mean()).all() for part in (torch.full((n,), magnitude) for n in sizes))
+    for size in sizes:
+        coder = Entries([size], Sparse(1.0, 0.0))
+        changes = torch.full((size,), magnitude)
+        got = dense(coder, coder.encode(changes))
+        # A sum rounds once for each element, and the division once.
+        assert torch.allclose(got, changes, rtol=(size + 1) * 2.0**-24, atol=0)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_tensor_with_an_element_that_is_not_finite_becomes_nan_and_the_others_do_not(bad):
     coder = Entries([100, 100], Sparse(0.02, 1.0))

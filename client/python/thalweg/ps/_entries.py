@@ -103,8 +103,8 @@ def _levels(magnitudes: Tensor) -> Tensor:
     """Returns the lower and the higher level for these magnitudes; NaN where one is not finite."""
     mean = magnitudes.mean()
     is_high = magnitudes > mean
-    low = magnitudes[~is_high].mean()
-    high = magnitudes[is_high].mean() if is_high.any() else low
+    # All may be high, since the mean is rounded, or none.
+    low, high = (magnitudes[own].mean() if own.any() else mean for own in (~is_high, is_high))
     levels = torch.stack([low, high])
     return torch.where(mean.isfinite(), levels, torch.nan)
 
