@@ -244,6 +244,26 @@ def published() -> dict[str, Any]:
     return {"weights": [weight.item(), *(step() for _ in range(2))]}
 
 
+def hollow() -> dict[str, Any]:
+    """Exchanges a weight in CODEC, beside parameters without elements that have a fragment, or a
+    type, of their own; returns the weight and the job's counter of fragments.
+    """
+    weight, *empty = (nn.Parameter(each) for each in (torch.ones(64), torch.ones(0, 4)))
+    empty.append(nn.Parameter(torch.ones(0, dtype=torch.bfloat16)))
+    inner = torch.optim.SGD([*empty, weight], lr=0.5)
+    options = {"every": 2, "fragments": 2, "outer": {"name": "nesterov", "lr": 1.0}}
+    optimizer = LocalOptimizer(inner, codec=os.environ["CODEC"], **options)
+    seen = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight - dist.get_rank()).square().div(2).sum().backward()
+        optimizer.step()
+        optimizer.finish()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        seen.append(sorted(set(weight.tolist())))
+    return {"weights": seen, "exchanges": optimizer.stats()["exchanges"]}
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -256,6 +276,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         averaged,
         skipped,
         published,
+        hollow,
         bytes_sent,
         bytes_of_exchange,
         refused,

@@ -132,6 +132,15 @@ def test_nodes_that_had_no_codec_of_their_own_go_on_counting_with_rank_0(tmp_pat
     assert [log.count("it was saved by nobody, and this is") for log in logs] == [0, 1]
 
 
+@pytest.mark.parametrize("codec", ["fp32", "int8:start=0", "powersgd:start=0", "sparse:1"])
+def test_parameters_without_elements_are_left_alone(codec, tmp_path):
+    # A step makes half of 1, and 1, the mean of which is 3/4. Nesterov's goes 1.9 times as far.
+    for result in run("hollow", tmp_path, (1, 1), 0, CODEC=codec):
+        assert result["weights"][0] == pytest.approx([1 - 1.9 / 4], abs=ROUNDED)
+        assert len(result["weights"][1]) == 1
+        assert result["exchanges"] == 4
+
+
 def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
     first, second = run("halved", tmp_path, (1, 1), 0)
     assert first["after"] == second["after"] != first["before"]

@@ -20,7 +20,8 @@ from thalweg.ps._entries import Entries
 from thalweg.ps._kept import Mean
 
 _log = logging.getLogger("thalweg")
-Layouts = Sequence[Sequence[tuple[str, torch.Size]]]  # names and shapes of each bucket's parameters
+# Names and shapes of each bucket's parameters that have elements.
+Layouts = Sequence[Sequence[tuple[str, torch.Size]]]
 
 
 class CodecMeans:
@@ -34,8 +35,8 @@ class CodecMeans:
         size = f"{len(job.workers)} workers on {job.place.num_nodes} nodes"
         self._me = f"the first worker of node {job.place.node} of {size}"
         self._codec = job.workers[0].codec
-        buckets = _buckets.make(self._session, layouts, group)
-        self.of_buckets: list[Mean] = [_CodecMean(bucket) for bucket in buckets]
+        buckets = _buckets.make(self._session, [each for each in layouts if each], group)
+        self.of_buckets = _beside_nothing(layouts, [_CodecMean(bucket) for bucket in buckets])
 
     def bytes_sent(self) -> int:
         """Returns what session.stats() does not count."""
@@ -107,10 +108,11 @@ class SparseMeans:
             name="changes",
             timeout=job.workers[0].step_timeout,
         )
-        self._names = [[name for name, _ in layout] for layout in layouts]
-        self._coders = [Entries([shape.numel() for _, shape in each], codec) for each in layouts]
+        filled = [layout for layout in layouts if layout]
+        self._names = [[name for name, _ in layout] for layout in filled]
+        self._coders = [Entries([shape.numel() for _, shape in each], codec) for each in filled]
         self._means = [_SparseMean(group, each, len(job.workers)) for each in self._coders]
-        self.of_buckets: list[Mean] = [*self._means]
+        self.of_buckets = _beside_nothing(layouts, self._means)
         self._copies = (place.num_nodes - 1) * place.local_size
 
     def bytes_sent(self) -> int:
@@ -153,7 +155,23 @@ class _SparseMean:
         return mean / len(self._got)
 
 
+class _Nothing:
+    """The mean of a bucket whose parameters have no elements."""
+
+    def begin(self, values: Tensor) -> None:
+        pass
+
+    def wait(self) -> Tensor:
+        return torch.empty(0)
+
+
 Means = CodecMeans | SparseMeans
+
+
+def _beside_nothing(layouts: Layouts, means: Sequence[Mean]) -> list[Mean]:
+    """Returns the mean of each bucket; `means` has those of the buckets that have elements."""
+    rest = iter(means)
+    return [next(rest) if layout else _Nothing() for layout in layouts]
 
 
 def _is_lost(state: Mapping[str, Any], codec: str, me: str) -> bool:
