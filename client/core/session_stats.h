@@ -15,6 +15,7 @@ struct SessionStats {
   uint64_t raw_bytes = 0;            // gradient bytes that this worker submitted
   uint64_t wire_bytes_sent = 0;      // payload bytes that the node sent for those buckets
   uint64_t wire_bytes_received = 0;  // payload bytes that the node received
+  uint64_t link_bytes_sent = 0;      // payload bytes that left the node: also its shard's results
   uint64_t nonfinite_elems = 0;      // NaN and infinite elements among the results
   double copy_seconds = 0;           // copying gradients into the arena, or queueing the copies
   double reduce_seconds = 0;         // node: folding and encoding

@@ -17,6 +17,7 @@ void Count(const ipc::Complete& m, SessionStats* stats) {
   if (m.workers > 0) stats->workers = m.workers;  // none in a pull
   stats->wire_bytes_sent += m.wire_bytes_sent;
   stats->wire_bytes_received += m.wire_bytes_received;
+  stats->link_bytes_sent += m.link_bytes_sent;
   stats->nonfinite_elems += m.nonfinite_elems;
   stats->reduce_seconds += static_cast<double>(m.reduce_ns) * 1e-9;
   stats->wait_seconds += static_cast<double>(m.wait_ns) * 1e-9;

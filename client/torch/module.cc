@@ -168,6 +168,7 @@ py::dict Stats(const Session& session) {
   result["raw_bytes"] = stats.raw_bytes;
   result["wire_bytes_sent"] = stats.wire_bytes_sent;
   result["wire_bytes_received"] = stats.wire_bytes_received;
+  result["link_bytes_sent"] = stats.link_bytes_sent;
   result["nonfinite_elems"] = stats.nonfinite_elems;
   result["copy_seconds"] = stats.copy_seconds;
   result["reduce_seconds"] = stats.reduce_seconds;

@@ -11,7 +11,7 @@ namespace thalweg {
 inline constexpr uint32_t kWireVersion = 7;
 // kIpcVersion is for worker ↔ sidecar (core/ipc). Both come from the same installation, so the
 // versions must be equal.
-inline constexpr uint32_t kIpcVersion = 21;
+inline constexpr uint32_t kIpcVersion = 22;
 
 // A job's settings must be within these limits; within them a shard chooses
 // (server/plan/flow_plan.h).

@@ -45,8 +45,8 @@ void Visit(auto& archive, Is<Submit> auto& m) {
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,
-      m.wire_bytes_sent, m.wire_bytes_received, m.reduce_ns, m.wait_ns, m.wire_ns, m.decode_ns,
-      m.compressed_since, m.residual_norm, m.error_ratio, m.squares);
+      m.wire_bytes_sent, m.wire_bytes_received, m.link_bytes_sent, m.reduce_ns, m.wait_ns,
+      m.wire_ns, m.decode_ns, m.compressed_since, m.residual_norm, m.error_ratio, m.squares);
 }
 void Visit(auto& archive, Is<Fail> auto& m) { All(archive, m.code, m.message); }
 void Visit(auto&, Is<Leave> auto&) {}

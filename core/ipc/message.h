@@ -152,6 +152,7 @@ struct Complete {
   uint64_t nonfinite_elems = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;
+  uint64_t link_bytes_sent = 0;  // with what the node's shard sent, without what it got from here
   uint64_t reduce_ns = 0;
   uint64_t wait_ns = 0;
   uint64_t wire_ns = 0;

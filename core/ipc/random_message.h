@@ -31,13 +31,10 @@ class RandomMessages : public RandomFields {
         return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32()), random_(),
                       static_cast<UpdateRound>(Below(3))};
       case 5:
-        return Complete{Id(),      random_(),
-                        U32(),     random_(),
-                        random_(), random_(),
-                        random_(), random_(),
-                        random_(), random_(),
-                        random_(), Real(),
-                        Real(),    std::vector<double>(Below(4), Real())};
+        return Complete{
+            Id(),      random_(), U32(),     random_(), random_(),
+            random_(), random_(), random_(), random_(), random_(),
+            random_(), random_(), Real(),    Real(),    std::vector<double>(Below(4), Real())};
       case 6:
         return Fail{static_cast<absl::StatusCode>(1 + Below(16)), Text()};
       case 7:

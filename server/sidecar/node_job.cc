@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,14 @@ std::vector<Shard*> Pointers(const std::vector<std::shared_ptr<Shard>>& owners) 
   std::vector<Shard*> shards;
   for (const auto& owner : owners) shards.push_back(owner.get());
   return shards;
+}
+
+// Returns which of the job's shards the node hosts.
+std::optional<uint32_t> OwnShard(const ipc::Hello& hello) {
+  const std::vector<uint32_t> hosts = HostsOf(hello.shards);
+  const auto own = std::find(hosts.begin(), hosts.end(), hello.node);
+  if (own == hosts.end()) return std::nullopt;
+  return static_cast<uint32_t>(own - hosts.begin());
 }
 
 // Adds the collectives that a failure interrupts on the node, unless it names them: shards know
@@ -93,7 +102,7 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
       buckets_(states_, compression_, shards_),
       weights_(buckets_, shards_, patience_.silence.shard()),
       runner_({first.node, first.num_nodes, first.world_size, patience_.silence, context.threads,
-               HasSteps(first.codec)},
+               HasSteps(first.codec), OwnShard(first)},
               {outcome_, progress_, buckets_, states_, compression_, shards_, report_},
               {outcome_, report_, patience_.step.sidecar(), first.local_size,
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},

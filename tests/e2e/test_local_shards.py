@@ -67,6 +67,7 @@ for name in ("plain", "attached"):
     result[name] = ((averaged.double() - every.mean(0)).abs() <= bound).all().item()
 result["bits"] = hashlib.sha256(averaged.numpy().tobytes()).hexdigest()
 result["sent"] = state.stats()["wire_bytes_sent"]
+result["link"] = state.stats()["link_bytes_sent"]
 state.close()
 print(json.dumps(result), flush=True)
 del model, state
@@ -86,6 +87,10 @@ def test_gradients_of_three_nodes_that_host_the_shards_are_those_of_plain_ddp(sh
         assert result["attached"]
         assert result["differs"] > 0.5
         assert result["sent"] > 0
+    # Two nodes send their gradients to a shard, which sends the sums to them; an aggregator's links
+    # are no node's.
+    sent, link = results[0]["sent"], sum(result["link"] for result in results)
+    assert link == 4 * sent if shards == ["--shards", "0"] else 3 * sent < link < 4 * sent
     assert len({result["bits"] for result in results}) == 1
     assert ("aggregator0 serves" in output) == (shards == ["--shards", "1"])
 

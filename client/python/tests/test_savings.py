@@ -14,6 +14,7 @@ STATS = {
     "rounds": 10,
     "raw_bytes": 4e8,
     "wire_bytes_sent": 1e8,
+    "link_bytes_sent": 1e8,
     "total_seconds": 1.234,
     "compressed_since": 0,
 }
@@ -45,6 +46,15 @@ def test_codec_that_has_not_begun_is_said_to_have_compressed_nothing():
     )
     begun = STATS | {"wire_bytes_sent": 4e8, "compressed_since": 3}
     assert "compressed" not in _savings.describe(begun, "", _savings.Size(2, 2))
+
+
+def test_what_shards_of_nodes_send_is_on_their_links_too():
+    stats = STATS | {"link_bytes_sent": 1.5e8}
+    text = _savings.describe(stats, "", _savings.Size(nodes=4, workers=4))
+    assert text.startswith(
+        "400.0 MB of gradients were sent as 100.0 MB (4.00x less); with the sums of its shard, "
+        "which other nodes get, a node's link carried 150.0 MB; waited"
+    )
 
 
 def test_links_that_were_not_measured_give_no_prediction():

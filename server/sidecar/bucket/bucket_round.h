@@ -68,6 +68,8 @@ class BucketRound {
   // Requires that all codecs have their results. Workers may submit the next round.
   FinishedRound Finish(TimePoint now);
 
+  // The node's link carries so many bytes for the round.
+  void CountOnLink(uint64_t bytes);
   void AddReduceTime(Duration time);
   void AddWaitTime(Duration time);
 
@@ -137,6 +139,7 @@ class BucketRound {
   size_t codecs_left_ ABSL_GUARDED_BY(mutex_) = 0;        // that have not got their results
   uint32_t finished_chunks_ ABSL_GUARDED_BY(mutex_) = 0;  // of all parts
   uint32_t workers_ ABSL_GUARDED_BY(mutex_) = 0;          // that the result is the mean over
+  uint64_t link_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   Duration reduce_time_ ABSL_GUARDED_BY(mutex_){};
   Duration wait_time_ ABSL_GUARDED_BY(mutex_){};
   Duration decode_time_ ABSL_GUARDED_BY(mutex_){};

@@ -194,12 +194,13 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   const TimePoint encoded = Now();
   bucket->round().NoteSent(*codec, *part, chunk, share.size(), encoded - start - gradient.waited(),
                            encoded);
+  const uint32_t shard = part->shard_of_chunk[chunk];
+  if (shard != terms_.own_shard) bucket->round().CountOnLink(share.size());
   // Its result may be here, and the round over, before Contribute returns.
   const JobTrace& trace = context_.report.trace();
   std::optional<TraceSubject> what;
   if (trace) what = context_.report.Describe(*bucket, *codec, *part, chunk, share.size());
-  const absl::Status sent =
-      context_.shards.Contribute(part->shard_of_chunk[chunk], std::move(contribution));
+  const absl::Status sent = context_.shards.Contribute(shard, std::move(contribution));
   if (what) {
     trace.Work("reduce", start, encoded, *what);
     trace.Work("send", encoded, Now(), *std::move(what));
@@ -247,6 +248,9 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
   if (const absl::Status status = context_.shards.OnAnswered(shard, 0, received.id.bucket.part);
       !status.ok()) {
     return listener_.OnFailed(status);
+  }
+  if (shard == terms_.own_shard) {
+    step.bucket->round().CountOnLink(received.payload.SizeBytes() * (terms_.num_nodes - 1));
   }
   if (step.bucket->round().FinishChunk(*step.codec, *step.part, received, end - start)) {
     if (step.codec->EndsWith(*step.part)) {

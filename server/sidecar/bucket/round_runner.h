@@ -37,8 +37,9 @@ struct RoundTerms {
   uint32_t num_nodes = 1;
   uint32_t world_size = 1;
   LayeredTimeout timeout;
-  uint32_t threads = 1;    // that fold
-  bool has_steps = false;  // some codec has steps after its first part
+  uint32_t threads = 1;                    // that fold
+  bool has_steps = false;                  // some codec has steps after its first part
+  std::optional<uint32_t> own_shard = {};  // that the node hosts
 };
 
 // Thread-safe. Owns no threads but those that fold.

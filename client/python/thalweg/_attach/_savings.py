@@ -50,8 +50,15 @@ def describe(stats: Mapping[str, float], placement: str, size: Size) -> str:
     saved = _stats.compared(raw, sent)
     if not saved and not _stats.compresses(stats):
         saved = " (nothing was compressed)"  # a user may not know the default of `start`
+    said = f"crossed a node's link as {sent / 1e6:.1f} MB{saved}"
+    if size.nodes > 2 and f"{stats['link_bytes_sent'] / 1e6:.1f}" != f"{sent / 1e6:.1f}":
+        link = f"{stats['link_bytes_sent'] / 1e6:.1f} MB"
+        said = (
+            f"were sent as {sent / 1e6:.1f} MB{saved}; with the sums of its shard, which other "
+            f"nodes get, a node's link carried {link}"
+        )
     parts = [
-        f"{raw / 1e6:.1f} MB of gradients crossed a node's link as {sent / 1e6:.1f} MB{saved}",
+        f"{raw / 1e6:.1f} MB of gradients {said}",
         f"waited {stats['total_seconds']:.2f} s for averages (a sum over buckets, which overlap)",
     ]
     if links := Links.of(placement):

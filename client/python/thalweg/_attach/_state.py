@@ -120,10 +120,11 @@ class State:
         """Returns sums since attach(), of this worker and its node.
 
         rounds (buckets), raw_bytes (gradients that this worker submitted), wire_bytes_sent and
-        wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
-        nonfinite_elems, skipped_steps (by loss scalers of this process, torch's or thalweg.amp's),
-        sidecar_returns (times that a new process of the sidecar has taken up the job), and
-        *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
+        wire_bytes_received (by its node), link_bytes_sent (that have left the node: without what
+        went to its own shard, with what that has sent to other nodes), compression (raw_bytes /
+        wire_bytes_sent), nonfinite_elems, skipped_steps (by loss scalers of this process, torch's
+        or thalweg.amp's), sidecar_returns (times that a new process of the sidecar has taken up the
+        job), and *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
 
         These are not sums: compressed_since (the iteration, counted from 1, in which compression
         began; 0: not yet), the latest samples of error_ratio (the lost part of a gradient, relative

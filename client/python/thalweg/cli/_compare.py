@@ -84,7 +84,7 @@ def _run_once(plan: _run.Plan) -> tuple[int, Run]:
         median=statistics.median(spans),
         total=sum(spans),
         raw_bytes=counts.get("raw_bytes", 0.0) / steps,
-        sent_bytes=counts.get("wire_bytes_sent", 0.0) / steps,
+        sent_bytes=counts.get("link_bytes_sent", 0.0) / steps,
         codec=" and ".join(found.get("codecs", [])),
         error_ratio=found.get("error_ratio", 0.0),
     )

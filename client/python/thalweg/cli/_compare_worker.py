@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from thalweg.cli import _script
 
-_SUMS = ("raw_bytes", "wire_bytes_sent")
+_SUMS = ("raw_bytes", "link_bytes_sent")
 
 
 class Notes:

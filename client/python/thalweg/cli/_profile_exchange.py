@@ -59,12 +59,12 @@ def find(modules: Sequence[DistributedDataParallel], optimizers: Sequence[Optimi
 def sent_bytes(
     modules: Sequence[DistributedDataParallel], optimizers: Sequence[Optimizer]
 ) -> float:
-    """Returns what Thalweg has counted as sent by this worker's node."""
+    """Returns what Thalweg has counted as sent over the link of this worker's node."""
     from thalweg import ddp
 
     counting: list[_Counting] = [state for each in modules if (state := ddp.state_of(each))]
     counting += _of_shards(modules, optimizers)
-    return sum(each.stats()["wire_bytes_sent"] for each in counting)
+    return sum(each.stats()["link_bytes_sent"] for each in counting)
 
 
 def _of_shards(

@@ -159,7 +159,9 @@ class LocalOptimizer(FixedGroups):
         ("exchange_seconds"), for slower workers too.
         """
         stats = self._session.stats() | self._exchange.stats()
-        stats["wire_bytes_sent"] += stats.pop("other_bytes_sent")
+        other = stats.pop("other_bytes_sent")
+        stats["wire_bytes_sent"] += other
+        stats["link_bytes_sent"] += other
         return stats
 
     def count(self, work: float) -> None:
