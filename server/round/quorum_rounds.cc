@@ -135,6 +135,8 @@ CompleteRound QuorumRounds::Take(const Key& key, Chunk& chunk, std::map<uint32_t
   TimePoint opened = now;
   for (const auto& [node, share] : shares) {
     opened = std::min(opened, share.came);
+    // Late ones may name old settings.
+    if (update.settings == 0 && !share.is_empty) update.settings = share.round.settings;
     update.answers.emplace_back(node, share.round.id.round);
     --held_[node];
   }
@@ -145,7 +147,7 @@ CompleteRound QuorumRounds::Take(const Key& key, Chunk& chunk, std::map<uint32_t
   for (auto& [node, share] : all) {
     held_bytes_ -= share.bytes();
     if (share.is_empty) continue;
-    if (update.payloads.empty()) update.settings = share.round.settings;
+    if (update.settings == 0) update.settings = share.round.settings;
     update.payloads.push_back(std::move(share.round.payloads.front()));
     update.nodes.push_back(node);
     update.workers.push_back(share.round.workers.front());

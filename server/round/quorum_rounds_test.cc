@@ -57,7 +57,7 @@ class QuorumRoundsTest : public ::testing::Test {
   absl::StatusOr<RoundEngine::Added> Try(uint32_t node, uint64_t round, uint32_t chunk = 0,
                                          const UpdateStep& settings = {}) {
     Contribution contribution{{kBucket, chunk, round}, 1, WireFormat::kFloat32, 4, Payload()};
-    contribution.settings = 1;
+    contribution.settings = settings_;
     return rounds_.Add({node, node + 1, window_}, std::move(contribution), rule_, settings, now_);
   }
   // Returns the updates whose grace is over after so long.
@@ -85,6 +85,7 @@ class QuorumRoundsTest : public ::testing::Test {
   std::shared_ptr<const UpdateRule> rule_;
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> numbers_;
   uint64_t window_ = 8;
+  uint64_t settings_ = 1;
   TimePoint now_{};
   QuorumRounds rounds_{kNodes};
 };
@@ -127,6 +128,16 @@ TEST_F(QuorumRoundsTest, NodeThatComesLateIsAnsweredAtOnceAndCountsInTheNextUpda
   EXPECT_EQ(added.late.updates, 0u);
   EXPECT_FALSE(added.late.answer);
   EXPECT_EQ(Text(*added.completed), "0:2 2:1 2:2 -> 0:2 2:2");
+}
+
+TEST_F(QuorumRoundsTest, UpdateHasTheSettingsOfANodeThatCameInTime) {
+  SetRule(2, 0);
+  Push(1);
+  Push(2);
+  EXPECT_TRUE(Push(0).late.answer);
+  settings_ = 2;
+  Push(1);
+  EXPECT_EQ(Push(2).completed->settings, 2u);
 }
 
 TEST_F(QuorumRoundsTest, WhatIsLateIsDroppedWhereTheRuleSaysSo) {

@@ -197,5 +197,22 @@ def resume() -> dict[str, Any]:
     return {"straight": straight, "resumed": resumed, "refused": refused}
 
 
+@job
+def other_half_type() -> dict[str, list[float]]:
+    """Averages gradients in one 16-bit type with factors in the other, by both types' names."""
+    result = {}
+    for name, wire, value in (("float16", "bf16", 65408.0), ("bfloat16", "fp16", 2.0**100)):
+        model = nn.Linear(64, 64).to(getattr(torch, name))
+        ddp = DistributedDataParallel(model)
+        state = thalweg.ddp.attach(ddp, codec=f"powersgd:rank=1,start=0,wire={wire}")
+        loss = ddp(torch.zeros(1, 64, dtype=model.weight.dtype)).sum()
+        (loss * value).backward()
+        assert model.bias.grad is not None
+        result[name] = sorted({float(each) for each in model.bias.grad})
+        assert state.stats()["compressed_since"] == 1
+        state.close()
+    return result
+
+
 if __name__ == "__main__":
     main()

@@ -54,6 +54,11 @@ def test_gradients_of_low_rank_are_exact_where_a_matrix_lies_by_columns(tmp_path
         assert max(errors) < 160 * 2**-24
 
 
+def test_what_one_half_type_holds_arrives_where_factors_travel_in_the_other(tmp_path):
+    for result in run("other_half_type", tmp_path, nodes=2):
+        assert result == {"float16": [65408.0], "bfloat16": [2.0**100]}
+
+
 def test_sixty_layers_in_many_buckets_finish_bit_identical(tmp_path):
     results = run("many_buckets", tmp_path, nodes=2, workers=2)
     assert len({result["digest"] for result in results}) == 1

@@ -135,9 +135,12 @@ void JobCompression::Count(const NodeBucket& bucket) {
     metrics_.compressed_since.Set(static_cast<double>(compressed_since_));
     spdlog::info("job '{}': compression has begun after {} iterations", job_, rounds);
   }
-  CompressionLoss& loss = loss_[bucket.id().index];
-  loss = {};
-  for (const auto& codec : bucket.compressing()) loss += codec->loss();
+  CompressionLoss sample;
+  for (const auto& codec : bucket.compressing()) sample += codec->loss();
+  // Of a gradient that is not finite no part is known.
+  if (std::isfinite(sample.whole) && std::isfinite(sample.residual)) {
+    loss_[bucket.id().index] = sample;
+  }
   const CompressionLoss whole = Sum(loss_);
   metrics_.residual_norm.Set(std::sqrt(whole.residual));
   metrics_.compression_error.Set(ErrorRatio(whole));

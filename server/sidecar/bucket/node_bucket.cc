@@ -59,7 +59,7 @@ absl::Status NodeBucket::CheckUpdated(const BucketTerms& terms) {
   };
   if (terms.path == GradientPath::kIpc) {
     return refused(" has its weights on shards, whose results go through the host: ",
-                   "a sidecar that works on GPUs cannot take them (start it without --cuda)");
+                   "a sidecar that works on GPUs cannot take them (start it with --no-gpus)");
   }
   BucketCodec& codec = updating();
   for (uint32_t number = 0; number < kMaxParts && updated_part_ == nullptr; ++number) {

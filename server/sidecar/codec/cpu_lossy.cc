@@ -1,6 +1,7 @@
 #include "server/sidecar/codec/cpu_lossy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -99,7 +100,7 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
   if (loss != nullptr && feedback) {
     for (uint64_t i = 0; i < elems; ++i) {
       const double whole = static_cast<double>(values[i]) + feedback.last[i];
-      loss->whole += whole * whole;
+      if (std::isfinite(whole)) loss->whole += whole * whole;
     }
   }
   const Encoded encoded = EncodeLossy(format_, spec_.topk_ratio, values, feedback, elems, out);

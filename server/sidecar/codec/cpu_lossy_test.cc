@@ -248,6 +248,18 @@ TEST_P(CpuLossyTest, SampledLossIsThatOfTheFirstRound) {
   EXPECT_NEAR(node_.codec().loss().residual, left, bound * left);
 }
 
+TEST_P(CpuLossyTest, SampledLossIsThatOfFiniteElements) {
+  Floats gradient = Random(3);
+  node_.Exchange(gradient);
+  const double whole = node_.codec().loss().whole;
+  ParameterStates states;
+  LossyNode other(bucket_, kMembers, spec_, states);
+  gradient[0] = std::numeric_limits<float>::infinity();
+  other.Exchange(gradient);
+  EXPECT_LT(other.codec().loss().whole, whole);
+  EXPECT_GT(other.codec().loss().whole, whole / 2);
+}
+
 TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
   ParameterStates states;
   states["b"] = std::make_shared<ParameterState>();

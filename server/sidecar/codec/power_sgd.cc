@@ -18,12 +18,24 @@ uint64_t HashOf(const std::string& name) {
   return hash.hash();
 }
 
+// Returns the type that a bucket's factors and plain tensors travel in. One 16-bit type holds less
+// than the other: finite gradients could become infinite in it, or zero.
+DType WireOf(DType wire, DType bucket) {
+  const bool is_other = wire != bucket && SizeOf(wire) == SizeOf(bucket);
+  return is_other ? DType::kFloat32 : wire;
+}
+
+CodecSpec WithWire(CodecSpec spec, DType wire) {
+  spec.wire = wire;
+  return spec;
+}
+
 }  // namespace
 
 PowerSgd::PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number,
                    const CodecSpec& spec, std::unique_ptr<DenseCodec> whole)
     : BucketCodec(std::move(tensors), place),
-      spec_(spec),
+      spec_(WithWire(spec, WireOf(spec.wire, tensors_.layout().dtype))),
       number_(number),
       whole_(std::move(whole)) {}
 
