@@ -13,6 +13,7 @@ from typing import cast
 from torch.nn.parallel import DistributedDataParallel
 
 _NAME = "require_backward_grad_sync"
+_OURS = "_thalweg_switch"
 
 _kinds: dict[type[DistributedDataParallel], type[DistributedDataParallel]] = {}
 _listeners: weakref.WeakKeyDictionary[DistributedDataParallel, Callable[[bool], None]] = (
@@ -49,11 +50,11 @@ def leave(module: DistributedDataParallel, listener: Callable[[bool], None] | No
         _kinds[before] = _derive(before)
     if listener is not None:
         _listeners[module] = listener
+    vars(module)[_OURS] = _OFF[bool(vars(module)[_NAME])]
     module.__class__ = _kinds[before]
 
 
 def _derive(before: type[DistributedDataParallel]) -> type[DistributedDataParallel]:
-    # What the script has set stays where torch keeps it. A property comes before that.
     members = {
         _NAME: property(_read, _set),
         "__reduce_ex__": _reduce,
@@ -64,17 +65,19 @@ def _derive(before: type[DistributedDataParallel]) -> type[DistributedDataParall
     return cast(type[DistributedDataParallel], type(before.__name__, (before,), members))
 
 
-def _read(module: DistributedDataParallel) -> _Off:
-    return _OFF[bool(vars(module)[_NAME])]
+def _read(module: DistributedDataParallel) -> object:
+    return module._thalweg_switch  # torch.compile traces this
 
 
 def _set(module: DistributedDataParallel, value: object) -> None:
     wanted = value.wanted if isinstance(value, _Off) else bool(value)
-    vars(module)[_NAME] = wanted
+    module._thalweg_switch = _OFF[wanted]  # type: ignore[assignment]
     if (listener := _listeners.get(module)) is not None:
         listener(wanted)
 
 
 def _reduce(module: DistributedDataParallel, _: object) -> tuple[object, ...]:
     """Stores and copies a module as one of its former class, which others can load."""
-    return object.__new__, (type(module).__base__,), module.__getstate__()
+    state = module.__getstate__()
+    state[_NAME] = state.pop(_OURS).wanted
+    return object.__new__, (type(module).__base__,), state
