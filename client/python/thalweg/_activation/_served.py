@@ -9,6 +9,7 @@ gradients alone.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import weakref
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 _NAME = "THALWEG_PS"
 _KINDS: dict[type[Optimizer], str] = dict(zip((SGD, Adam, AdamW, FusedLAMB), PS_KINDS, strict=True))
-_modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+# Modules, by the order in which they were built, which is the same on all workers.
+_modules: weakref.WeakKeyDictionary[DistributedDataParallel, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
 _joined: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # in a context of join()
 _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
     weakref.WeakKeyDictionary()
@@ -55,10 +58,20 @@ def note_modules() -> None:
 
 
 def module_of(optimizer: Optimizer) -> DistributedDataParallel | None:
-    """Returns a module that has one of the optimizer's parameters; None: no module has."""
-    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    having = (one for one in _modules if any(id(p) in mine for p in one.parameters()))
-    return next(having, None)
+    """Returns the module whose gradients the optimizer takes; None: no module has its parameters.
+
+    A script may have wrapped the same parameters several times. Of those modules that is the latest
+    that has all that the optimizer trains, and has run.
+    """
+    of_groups = [p for group in optimizer.param_groups for p in group["params"]]
+    mine = {id(p) for p in of_groups if p.requires_grad} or {id(p) for p in of_groups}
+    best, found = (False, False, -1), None
+    for module, number in list(_modules.items()):
+        theirs = {id(p) for p in module.parameters()}
+        fits = (mine <= theirs, module._lazy_init_ran, number)
+        if mine & theirs and fits > best:
+            best, found = fits, module
+    return found
 
 
 def optimizer_of(module: DistributedDataParallel) -> ServerOptimizer | None:
@@ -127,7 +140,7 @@ def _build_and_note(
     **kwargs: Any,  # noqa: ANN401
 ) -> None:
     build(module, *args, **kwargs)
-    _modules.add(module)
+    _modules[module] = next(_numbers)
 
 
 def _refuse_second(optimizer: Optimizer) -> None:
