@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `local_script.py MODE OUT`.
 
-MODE is several of adagrad, accumulate, byhand, clip, scaler, part, two, hook, join and rest, joined
-by "_".
+MODE is several of adagrad, accumulate, byhand, compiled, clip, scaler, part, two, hook, join, rest,
+anew, anewhalf, anewscaled and phases, joined by "_".
 """
 
 import contextlib
@@ -37,9 +37,12 @@ def make_optimizers(mode: str, model: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD(parameters, lr=0.1, momentum=0.9)]
 
 
-def loss_of(ddp: nn.Module, step: int, part: int) -> torch.Tensor:
+def loss_of(mode: str, ddp: nn.Module, step: int, part: int) -> torch.Tensor:
     seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
-    return ddp(torch.randn(8, 20, generator=seed)).square().mean()
+    batch = torch.randn(8, 20, generator=seed)
+    if "compiled" in mode:
+        return torch.compile(lambda x: ddp(x).square().mean(), backend="eager")(batch)
+    return ddp(batch).square().mean()
 
 
 @contextlib.contextmanager
@@ -71,13 +74,22 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3, gamma=0.8)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled="scaler" in mode)
     digests = []
+    kept = []
     for step in range(STEPS - ("rest" in mode)):
+        if "anew" in mode and step == 6:
+            optimizers = make_optimizers("part" if "anewhalf" in mode else mode, model)
+            scaler = torch.amp.GradScaler("cpu", enabled="anewscaled" in mode)
+        if "phases" in mode and step == 6:
+            kept.append(ddp)
+            model[0].requires_grad_(False)
+            ddp = DistributedDataParallel(model)
+            optimizers = [torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)]
         for optimizer in optimizers:
             optimizer.zero_grad()
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
             with accumulating(mode, ddp, is_last=part + 1 == passes):
-                scaler.scale(loss_of(ddp, step, part)).backward()
+                scaler.scale(loss_of(mode, ddp, step, part)).backward()
         if "clip" in mode:
             clip_grad_norm_(ddp.parameters(), 0.5)
         for optimizer in optimizers:

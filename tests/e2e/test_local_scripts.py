@@ -30,7 +30,9 @@ def common(results) -> list[int]:
     return [number for number, (one, other) in enumerate(pairs, start=1) if one == other]
 
 
-@pytest.mark.parametrize("mode", ["sgd", "adagrad", "sgd_accumulate_clip", "sgd_accumulate_byhand"])
+@pytest.mark.parametrize(
+    "mode", ["sgd_compiled", "adagrad", "sgd_accumulate_clip", "sgd_accumulate_byhand"]
+)
 @pytest.mark.parametrize("codec", ["fp32", "int8:start=0"])
 def test_workers_step_alone_and_have_common_weights_after_each_exchange(mode, codec, tmp_path):
     results, output = run(mode, tmp_path, LOCAL | {"THALWEG_CODEC": codec})
@@ -53,6 +55,40 @@ def test_steps_that_were_not_exchanged_in_the_end_are_said_once(tmp_path):
     assert common(results) == [1, 4, 8]
     assert output.count("the last 3 steps were not exchanged") == 1
     assert "let the number of steps, here 11, be a multiple of 4" in output
+
+
+def test_optimizer_that_is_made_anew_goes_on_with_local_updates(tmp_path):
+    results, output = run("sgd_anew", tmp_path)
+    assert common(results) == [1, 4, 8, 12]
+    assert output.count("SGD goes on with the local updates of SGD") == 1
+    assert "in spite of it" not in output
+
+
+def test_module_that_is_built_anew_over_the_same_parameters_does_local_updates(tmp_path):
+    results, output = run("sgd_phases", tmp_path)
+    # Both begin with a step of torch's own.
+    assert common(results) == [1, 4, 7, 10]
+    assert output.count("from the second step on, SGD steps on each worker alone") == 2
+    assert "in spite of it" not in output
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        (
+            "sgd_anewhalf",
+            "it has 2 trainable parameters, and its module 4, of which 2 are the same",
+        ),
+        ("sgd_anewscaled", "a GradScaler steps it, which leaves steps out on one worker alone"),
+    ],
+)
+def test_another_optimizer_of_the_module_that_does_not_fit_ends_the_job(mode, why, tmp_path):
+    with servers() as cluster:
+        job = start(mode, tmp_path, cluster, LOCAL)
+        for worker in job.wait():
+            assert worker.code != 0
+            assert f"cannot go on with the local updates of SGD: {why}" in worker.output
+            assert "THALWEG_PS_MODE asks for this optimizer" in worker.output
 
 
 UNFIT = {

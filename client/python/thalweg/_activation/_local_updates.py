@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 _MODE = "THALWEG_PS_MODE"
 _scaled: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by a GradScaler
-_local: weakref.WeakKeyDictionary[DistributedDataParallel, Followed] = weakref.WeakKeyDictionary()
 
 
 class _Steps:
-    """How many the optimizer has done."""
+    """How many a module's optimizers have done."""
 
     done = 1
 
@@ -40,25 +39,32 @@ class _Steps:
         self.done += 1
 
 
+class _Local(NamedTuple):
+    followed: Followed
+    steps: _Steps
+
+
+_local: weakref.WeakKeyDictionary[DistributedDataParallel, _Local] = weakref.WeakKeyDictionary()
+
+
 def activate() -> None:
     """From now on every optimizer is considered when it has done its first step."""
     _served.note_modules()
     _patches.install("local_updates", GradScaler, "step", _note_scaler)
     _patches.install("local_updates", DistributedDataParallel, "join_hook", _refuse_join)
+    _first_steps.before_each(_follow_another)
     _first_steps.after_each(_look)
 
 
 def optimizer_of(module: DistributedDataParallel) -> Followed | None:
     """Returns the local updates of a module; None: its gradients are averaged."""
-    return _local.get(module)
+    return _local[module].followed if module in _local else None
 
 
 def _why_not(optimizer: Optimizer, module: DistributedDataParallel | None) -> str:
     """Returns why an optimizer's gradients stay averaged in every step; empty: they do not."""
     if module is None:
         return "its parameters are in no DistributedDataParallel module"
-    if module in _local:
-        return "another optimizer of its module does local updates"
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if zero and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         return "its state is a part of all workers', so that none can step alone"
@@ -70,11 +76,35 @@ def _why_not(optimizer: Optimizer, module: DistributedDataParallel | None) -> st
     return _served.why_not_instead(module) or _served.why_not_all(optimizer, module)
 
 
+def _follow_another(optimizer: Optimizer) -> None:
+    """Lets a module that does local updates go on with an optimizer that its script has made anew;
+    fails the job where it cannot, because nobody averages the module's gradients.
+    """
+    module = _served.module_of(optimizer)
+    if module is None or module not in _local:
+        return
+    followed, steps = _local[module]
+    name, former = type(optimizer).__name__, type(followed.inner).__name__
+    if why := _why_not(optimizer, module):
+        followed.refuse(
+            f"{name} cannot go on with the local updates of {former}: {why}: keep that one, and "
+            "change its groups, or wrap the module anew"
+        )
+    followed.follow(optimizer)
+    optimizer.register_step_post_hook(steps.count)
+    wanted = _first_steps.read(LocalUpdates.from_env)
+    _say(
+        wanted,
+        logging.INFO,
+        f"{name} goes on with the local updates of {former}, and with the number of its steps",
+    )
+
+
 def _look(optimizer: Optimizer) -> None:
     wanted = _first_steps.read(LocalUpdates.from_env)
-    if not wanted.every:
-        return
     name, module = type(optimizer).__name__, _served.module_of(optimizer)
+    if not wanted.every or (module is not None and module in _local):
+        return
     if why := _why_not(optimizer, module):
         averaged = "; torch averages its gradients in every step" if module else ""
         text = f"{name} does no local updates in spite of it: {why}{averaged}"
@@ -87,9 +117,10 @@ def _look(optimizer: Optimizer) -> None:
 def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: LocalUpdates) -> None:
     from thalweg.ps.takeover import Followed
 
-    _local[module] = Followed(optimizer, every=wanted.every, process_group=module.process_group)
+    group = module.process_group
+    _local[module] = _Local(Followed(optimizer, every=wanted.every, process_group=group), _Steps())
     _left_alone.leave(module)
-    steps = _Steps()
+    steps = _local[module].steps
     optimizer.register_step_post_hook(steps.count)
     weakref.finalize(module, _say_rest, steps, wanted, os.getpid())
     name = type(optimizer).__name__
@@ -127,7 +158,7 @@ def _note_scaler(
 ) -> Any:  # noqa: ANN401
     if scaler.is_enabled():
         _scaled.add(optimizer)
-        if any(one.inner is optimizer for one in _local.values()):
+        if any(one.followed.inner is optimizer for one in _local.values()):
             raise RuntimeError(
                 f"thalweg: a GradScaler steps {type(optimizer).__name__}, which does local updates "
                 f"({_MODE}): it must do so from the first step on"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -60,19 +60,36 @@ class Followed(LocalOptimizer):
     one that was equal on all workers.
     """
 
+    def follow(self, other: Optimizer) -> None:
+        """Goes on with another optimizer that has the same trainable parameters, before its first
+        step. Steps of the former one still count, should there be any.
+        """
+        self.inner = other
+        self._follow()
+        self._hooks.append(other.register_load_state_dict_post_hook(lambda _: self._follow()))
+        self._count_steps()
+
+    def refuse(self, why: str) -> NoReturn:
+        """Ends the job, and raises RuntimeError."""
+        self._exchange._serving.fail(why)
+        raise AssertionError
+
     def _guard(self) -> None:
+        self._exchange._serving.asked_by = "THALWEG_PS_MODE"
+        self._exchange.note_common_step()
+        self._count_steps()
+
+    def _count_steps(self) -> None:
         ref = weakref.ref(self)  # the optimizer may outlive this
 
-        def check(*_: object) -> None:
+        def check(optimizer: Optimizer, *_: object) -> None:
             if (ours := ref()) is not None:
-                ours._exchange.check(ours.param_groups)
+                ours._exchange.check(optimizer.param_groups)
 
         def advance(*_: object) -> None:
             if (ours := ref()) is not None:
                 ours._exchange.advance()
 
-        self._exchange._serving.asked_by = "THALWEG_PS_MODE"
-        self._exchange.note_common_step()
         self._hooks.append(self.inner.register_step_pre_hook(check))
         self._hooks.append(self.inner.register_step_post_hook(advance))
 
