@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `local_script.py MODE OUT`.
 
 MODE is several of adagrad, accumulate, byhand, compiled, clip, scaler, part, two, hook, join, rest,
-anew, anewhalf, anewscaled and phases, joined by "_".
+anew, anewhalf, anewscaled, phases and resumed, joined by "_".
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -55,6 +56,13 @@ def accumulating(mode: str, ddp: DistributedDataParallel, *, is_last: bool) -> I
             yield
 
 
+def resume(ddp: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Loads what another training has saved, whose weights are others."""
+    model, state = get_state_dict(ddp, optimizer)
+    changed = {name: 0.5 * tensor for name, tensor in model.items()}
+    set_state_dict(ddp, optimizer, model_state_dict=changed, optim_state_dict=state)
+
+
 def digest(model: nn.Module) -> str:
     sha = hashlib.sha256()
     for tensor in model.parameters():
@@ -73,6 +81,8 @@ def main() -> None:
     optimizers = make_optimizers(mode, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3, gamma=0.8)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled="scaler" in mode)
+    if "resumed" in mode:
+        resume(ddp, optimizers[0])
     digests = []
     kept = []
     for step in range(STEPS - ("rest" in mode)):

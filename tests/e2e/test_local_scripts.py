@@ -64,6 +64,12 @@ def test_optimizer_that_is_made_anew_goes_on_with_local_updates(tmp_path):
     assert "in spite of it" not in output
 
 
+def test_training_that_resumes_with_torchs_checkpoints_does_local_updates(tmp_path):
+    results, output = run("sgd_resumed", tmp_path)
+    assert common(results) == [1, 4, 8, 12]
+    assert output.count("from the second step on, SGD steps on each worker alone") == 1
+
+
 def test_module_that_is_built_anew_over_the_same_parameters_does_local_updates(tmp_path):
     results, output = run("sgd_phases", tmp_path)
     # Both begin with a step of torch's own.

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from thalweg._activation import _first_steps
 from thalweg.cli import _profile_update
@@ -46,3 +47,16 @@ def test_single_worker_has_nobody_to_exchange_with_and_is_not_looked_at(looked_a
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1).step()
     assert looked_at == []
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_step_that_only_makes_the_state_to_be_loaded_is_not_the_first(looked_at, rate):
+    net = torch.nn.Linear(3, 2)
+    scripts = torch.optim.AdamW(net.parameters(), lr=rate)
+    get_optimizer_state_dict(net, scripts)
+    assert scripts.state
+    assert looked_at == []
+    net(torch.ones(1, 3)).sum().backward()
+    scripts.param_groups[0]["lr"] = 0.0  # as warming up begins
+    scripts.step()
+    assert looked_at == ["AdamW"]
