@@ -159,21 +159,24 @@ def _largest_gradient() -> float:
 
 def poisoned() -> dict[str, list[bool]]:
     """Spoils the loss of rank 0 in the second of three steps; returns, by codec and step, whether
-    all gradients of this rank are finite, and in the end whether what is held back is.
+    all gradients of this rank are finite, and in the end whether what is held back is, and whether
+    as many elements were counted as were not finite.
     """
     result = {}
-    for codec in ("fp16", "bf16", "int8:start=0"):
+    for codec in ("fp16", "bf16", "int8:start=0", "int8:start=2"):
         model = sharded()
         state = compress(model, codec)
-        source, finite = models.batches(), []
+        source, finite, spoiled = models.batches(), [], 0
         for step in range(3):
             model.zero_grad()
             loss = models.loss_of(model, next(source))
             (loss * (float("nan") if step == 1 and dist.get_rank() == 0 else 1)).backward()
             shards = [models.local(p.grad) for p in model.parameters()]
             finite.append(all(bool(one.isfinite().all()) for one in shards))
+            spoiled += sum(int((~one.isfinite()).sum()) for one in shards)
         held = state.state_dict()[f"rank{dist.get_rank()}"]
-        result[codec] = [*finite, all(bool(one.isfinite().all()) for one in held.values())]
+        finite.append(all(bool(one.isfinite().all()) for one in held.values()))
+        result[codec] = [*finite, state.nonfinite_elems == spoiled > 0]
     return result
 
 

@@ -264,6 +264,24 @@ def hollow() -> dict[str, Any]:
     return {"weights": seen, "exchanges": optimizer.stats()["exchanges"]}
 
 
+def poisoned() -> dict[str, float]:
+    """Exchanges two of 64 elements of which one is NaN on rank 0; returns how many are counted
+    before and after it.
+    """
+    weight = nn.Parameter(torch.ones(64))
+    inner = torch.optim.SGD([weight], lr=0.5)
+    optimizer = LocalOptimizer(inner, every=1, codec="sparse:0.03125", outer={"name": "sgd"})
+    counted = []
+    for step in range(2):
+        optimizer.zero_grad()
+        weight.grad = torch.arange(64.0)
+        if step == 1 and dist.get_rank() == 0:
+            weight.grad[5] = float("nan")
+        optimizer.step()
+        counted.append(optimizer.stats()["nonfinite_elems"])
+    return {"counted": counted, "arrived": int(weight.isnan().sum())}
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -277,6 +295,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         skipped,
         published,
         hollow,
+        poisoned,
         bytes_sent,
         bytes_of_exchange,
         refused,

@@ -141,6 +141,11 @@ def test_parameters_without_elements_are_left_alone(codec, tmp_path):
         assert result["exchanges"] == 4
 
 
+def test_sparse_changes_that_are_not_finite_are_counted(tmp_path):
+    for result in run("poisoned", tmp_path, (1, 1), 0):
+        assert result == {"counted": [0, 2], "arrived": 2}
+
+
 def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
     first, second = run("halved", tmp_path, (1, 1), 0)
     assert first["after"] == second["after"] != first["before"]

@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 
 from thalweg._sharded._codecs import Parts, RowCodec
 from thalweg._sharded._groups import ShardGroup
+from thalweg._torch import _nonfinite
 
 _log = logging.getLogger("thalweg")
 
@@ -133,6 +134,12 @@ class CompressedReduceScatter(DefaultReduceScatter):
         self._group = group
         self._codec = codec
         self._remarks = Remarks(f"the reduce-scatter of {unit}")
+        self._nonfinite: Tensor | int = 0
+
+    @property
+    def nonfinite_elems(self) -> int:
+        """How many elements of this rank's sums were NaN or infinite, as they left here."""
+        return int(self._nonfinite)
 
     def __call__(
         self,
@@ -150,7 +157,10 @@ class CompressedReduceScatter(DefaultReduceScatter):
         if why:
             self._remarks.say(why)
         if why is not None or scale is None or self.rounds <= self._start:
-            return super().__call__(output_tensor, input_tensor, group, op, async_op)
+            work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+            if work is None:
+                self._nonfinite += _nonfinite.count(output_tensor)
+            return work
         columns = (
             self._codec.split(input_tensor.view(group.size(), -1)),
             self._codec.split(output_tensor.view(1, -1)),
@@ -182,6 +192,7 @@ class CompressedReduceScatter(DefaultReduceScatter):
             others = torch.empty(len(arrived), codec.elements, device=rows.device)
             codec.decode(arrived, others)
             out.copy_(self._group.add_nodes(sums[0], others.unbind()))
+            self._nonfinite += _nonfinite.count(out)
 
         return work, finish
 

@@ -50,6 +50,13 @@ class Compression:
         """
         return sum(one.residual.nbytes for one in self._reduces.values())
 
+    @property
+    def nonfinite_elems(self) -> int:
+        """How many elements of sums over shards, as this rank got them, were NaN or infinite since
+        compress(). What becomes so in sums over copies is in the statistics of `copies`.
+        """
+        return sum(one.nonfinite_elems for one in self._reduces.values())
+
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
         """Hears of loss scalers: what is held back has the scale of the gradients to come.
 

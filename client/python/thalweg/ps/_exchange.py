@@ -61,14 +61,14 @@ class Exchange:
 
     def stats(self) -> dict[str, float]:
         """Returns how many fragments have been exchanged, the seconds that this worker has waited
-        for others and for the network meanwhile, and the bytes that its node has sent which the
-        session does not count.
+        for others and for the network meanwhile, and what the session does not count: bytes that
+        its node has sent, and elements of means that are not finite.
         """
-        sent = self._means.bytes_sent() if self._means else 0
         return {
             "exchanges": self._exchanged,
             "exchange_seconds": self._waited,
-            "other_bytes_sent": sent,
+            "other_bytes_sent": self._means.bytes_sent() if self._means else 0,
+            "other_nonfinite_elems": self._means.nonfinite_elems() if self._means else 0,
         }
 
     def count(self, work: float) -> None:

@@ -162,6 +162,7 @@ class LocalOptimizer(FixedGroups):
         other = stats.pop("other_bytes_sent")
         stats["wire_bytes_sent"] += other
         stats["link_bytes_sent"] += other
+        stats["nonfinite_elems"] += stats.pop("other_nonfinite_elems")
         return stats
 
     def count(self, work: float) -> None:

@@ -15,6 +15,7 @@ from thalweg import _C
 from thalweg._attach import _codec_states
 from thalweg._job import _buckets
 from thalweg._job._member import Job
+from thalweg._torch import _nonfinite
 from thalweg.codecs import Sparse
 from thalweg.ps._entries import Entries
 from thalweg.ps._kept import Mean
@@ -39,6 +40,10 @@ class CodecMeans:
         self.of_buckets = _beside_nothing(layouts, [_CodecMean(bucket) for bucket in buckets])
 
     def bytes_sent(self) -> int:
+        """Returns what session.stats() does not count."""
+        return 0
+
+    def nonfinite_elems(self) -> int:
         """Returns what session.stats() does not count."""
         return 0
 
@@ -119,6 +124,10 @@ class SparseMeans:
         """Returns what session.stats() does not count: what this node has sent to others."""
         return self._copies * sum(each.sent for each in self._means)
 
+    def nonfinite_elems(self) -> int:
+        """Returns what session.stats() does not count: NaN and infinities in means."""
+        return sum(each.nonfinite for each in self._means)
+
     def state(self) -> dict[str, Any]:
         """Returns what this worker holds back, by parameter."""
         held: dict[str, Tensor] = {}
@@ -140,6 +149,7 @@ class _SparseMean:
         self._got = torch.empty(workers, coder.payload_bytes, dtype=torch.uint8)
         self._work: dist.Work | None = None
         self.sent = 0  # bytes of this worker
+        self.nonfinite = 0  # elements of means
 
     def begin(self, values: Tensor) -> None:
         self._work = self._group._allgather_base(self._got.flatten(), self._coder.encode(values))
@@ -152,7 +162,9 @@ class _SparseMean:
         for payload in self._got:
             places, values = self._coder.decode(payload)
             mean[places] += values  # no place comes twice
-        return mean / len(self._got)
+        mean /= len(self._got)
+        self.nonfinite += int(_nonfinite.count(mean))
+        return mean
 
 
 class _Nothing:
