@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -95,6 +97,12 @@ void FoldTile(const TileDecoder& decode, std::span<Cursor> cursors, const Weight
   }
 }
 
+uint64_t CountFiniteFrom(float least, std::span<const float> values) {
+  return static_cast<uint64_t>(std::count_if(values.begin(), values.end(), [least](float value) {
+    return std::isfinite(value) && std::abs(value) >= least;
+  }));
+}
+
 bool IsZero(const float* values, uint64_t elems) {
   // Without an early end, so that the compiler makes vectors of it.
   uint32_t magnitudes = 0;
@@ -125,6 +133,27 @@ absl::Status BlockCodec::Decode(const Payload& payload, DType bucket, uint64_t e
     }
   }
   return absl::OkStatus();
+}
+
+uint64_t BlockCodec::CountLarge(const Payload& payload, float least, uint64_t elems) const {
+  const uint64_t block = FindLossy(format_)->block_elems;
+  const uint64_t block_bytes = MaxEncodedBytes(format_, block);
+  Cursor cursor(payload);
+  std::array<std::byte, LargestTileBytes()> bytes;
+  Tile values;
+  uint64_t count = 0;
+  for (uint64_t done = 0; done < elems; done += block) {
+    const uint64_t block_size = std::min(elems - done, block);
+    cursor.CopyOut(bytes.data(),
+                   block_size == block ? block_bytes : MaxEncodedBytes(format_, block_size));
+    float scale = 0;
+    std::memcpy(&scale, bytes.data(), sizeof(scale));
+    // No element exceeds the scale more than this many times. Of NaN this is false.
+    if (!(std::abs(scale) * static_cast<float>(kLossyUnitElems) >= least)) continue;
+    decode_(bytes.data(), block_size, values.data());
+    count += CountFiniteFrom(least, {values.data(), block_size});
+  }
+  return count;
 }
 
 absl::StatusOr<Encoded> BlockCodec::Fold(std::span<const Payload> contributions,

@@ -29,6 +29,7 @@ class BlockCodec final : public LossyKernels {
                  std::byte* out) const override;
   absl::Status Decode(const Payload& payload, DType bucket, uint64_t elems,
                       std::byte* out) const override;
+  uint64_t CountLarge(const Payload& payload, float least, uint64_t elems) const override;
   // Folds payloads where they lie.
   absl::StatusOr<Encoded> Fold(std::span<const Payload> contributions, const Weighting& weighting,
                                uint64_t elems, float* residual, std::byte* out) const override;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
+#include "kernels/cast/element.h"
 #include "kernels/codec/lossy_kernels.h"
 #include "kernels/codec/weighting.h"
 
@@ -61,6 +62,12 @@ absl::Status DecodeLossy(const Payload& payload, WireFormat format, DType bucket
                                                    ": expected fp32, fp16 or bf16"));
   }
   return kernels->Decode(payload, bucket, elems, static_cast<std::byte*>(out));
+}
+
+uint64_t CountOverflow(const Payload& payload, WireFormat format, DType bucket, uint64_t elems) {
+  if (bucket == DType::kFloat32) return 0;
+  const float least = bucket == DType::kFloat16 ? Fp16::kOverflow : BFloat16::kOverflow;
+  return KernelsOf(format)->CountLarge(payload, least, elems);
 }
 
 uint64_t MaxFoldedBytes(std::span<const Payload> contributions, WireFormat format, uint64_t elems) {

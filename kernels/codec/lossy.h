@@ -47,6 +47,10 @@ Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, F
 absl::Status DecodeLossy(const Payload& payload, WireFormat format, DType bucket, uint64_t elems,
                          void* out);
 
+// Returns how many elements of what DecodeLossy takes are finite in fp32 and infinite in `bucket`.
+// Looks at few of them unless many are large. Requires that DecodeLossy has taken the chunk.
+uint64_t CountOverflow(const Payload& payload, WireFormat format, DType bucket, uint64_t elems);
+
 // Returns the largest number of bytes that FoldLossy gives; for a dense `format`, the number that
 // FoldPayloads gives.
 uint64_t MaxFoldedBytes(std::span<const Payload> contributions, WireFormat format, uint64_t elems);

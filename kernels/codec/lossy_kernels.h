@@ -19,7 +19,7 @@
 namespace thalweg {
 
 // All functions require elems ≤ kMaxLossyElems and are thread-safe. They follow the contracts of
-// EncodeLossy, DecodeLossy and FoldLossy, which have checked the format, the type and the weights.
+// EncodeLossy, DecodeLossy, CountOverflow and FoldLossy, which have checked the format, the type and the weights.
 class LossyKernels {
  public:
   virtual Encoded Encode(double topk_ratio, const float* values, Feedback feedback, uint64_t elems,
@@ -27,6 +27,8 @@ class LossyKernels {
   // `bucket` is fp32, fp16 or bf16.
   virtual absl::Status Decode(const Payload& payload, DType bucket, uint64_t elems,
                               std::byte* out) const = 0;
+  // Returns how many elements of what Decode has taken are finite and not smaller than `least`.
+  virtual uint64_t CountLarge(const Payload& payload, float least, uint64_t elems) const = 0;
   virtual absl::StatusOr<Encoded> Fold(std::span<const Payload> contributions,
                                        const Weighting& weighting, uint64_t elems, float* residual,
                                        std::byte* out) const = 0;

@@ -56,6 +56,34 @@ TEST_P(LossyTest, TheResidualIsExactlyWhatWasLost) {
   }
 }
 
+TEST_P(LossyTest, FiniteElementsThatA16BitTypeMakesInfiniteAreCounted) {
+  std::mt19937_64 random(25);
+  for (const DType bucket : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    const float large = bucket == DType::kFloat16 ? 7e4f : 3.4e38f;
+    for (const size_t elems : kLossySizes) {
+      Floats values = RandomFloats(elems, 0, random);
+      for (size_t i = 0; i < elems; ++i) {
+        if (i % 300 == 7) values[i] = i % 2 == 0 ? large : -large;
+        if (i % 700 == 9) values[i] = kInfinity;
+      }
+      const Bytes bytes = Encode(GetParam(), values, nullptr);
+      const Payload payload = Split(bytes, {1, 130});
+      uint64_t expected = 0;
+      for (const float value : Decode(GetParam(), payload, elems)) {
+        Bytes narrow(SizeOf(bucket));
+        Cast(DType::kFloat32, &value, bucket, narrow.data(), 1);
+        float wide = value;
+        if (bucket != DType::kFloat32) Cast(bucket, narrow.data(), DType::kFloat32, &wide, 1);
+        if (std::isfinite(value) && !std::isfinite(wide)) ++expected;
+      }
+      EXPECT_EQ(CountOverflow(payload, GetParam(), bucket, elems), expected);
+      if (bucket == DType::kFloat16 && elems > 300 && GetParam() != WireFormat::kOneBit) {
+        EXPECT_GT(expected, 0u);
+      }
+    }
+  }
+}
+
 // Where residuals begin decides how they are stored.
 TEST_P(LossyTest, ResidualsThatLieApartAreThoseOfOnePlaceWhereverTheyBegin) {
   std::mt19937_64 random(24);

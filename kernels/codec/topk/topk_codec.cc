@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -49,6 +50,16 @@ class TopKCodec final : public LossyKernels {
       Cast(DType::kFloat32, &value, bucket, out + entries.index() * SizeOf(bucket), 1);
     }
     return absl::OkStatus();
+  }
+
+  uint64_t CountLarge(const Payload& payload, float least, uint64_t elems) const override {
+    if (elems == 0) return 0;
+    std::vector<std::byte> storage;
+    uint64_t count = 0;
+    for (TopKEntries entry(Contiguous(payload, storage)); !entry.Done(); entry.Next()) {
+      if (std::isfinite(entry.value()) && std::abs(entry.value()) >= least) ++count;
+    }
+    return count;
   }
 
   absl::StatusOr<Encoded> Fold(std::span<const Payload> contributions, const Weighting& weighting,

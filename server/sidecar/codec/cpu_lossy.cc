@@ -33,6 +33,7 @@ absl::StatusOr<std::unique_ptr<CpuLossy>> CpuLossy::Create(TensorSet tensors,
 }
 
 absl::StatusOr<Part*> CpuLossy::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
+  ForgetOverflow();
   if (encoded_ == nullptr) {
     encoded_ = std::make_unique_for_overwrite<std::byte[]>(encoded_begins().back());
   }
@@ -120,9 +121,11 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
 absl::Status CpuLossy::Decode(const Part& part, const RoundResult& received) {
   if (part.bucket.update) return DecodeWeights(received);
   const uint64_t begin = part.plan.Begin(received.id.chunk);
-  return Scatter(begin, received.elems, [&](std::byte* out) {
+  THALWEG_RETURN_IF_ERROR(Scatter(begin, received.elems, [&](std::byte* out) {
     return DecodeLossy(received.payload, format_, tensors_.layout().dtype, received.elems, out);
-  });
+  }));
+  NoteOverflow(received);
+  return absl::OkStatus();
 }
 
 CompressionLoss CpuLossy::loss() const {

@@ -260,6 +260,41 @@ TEST_P(CpuLossyTest, SampledLossIsThatOfFiniteElements) {
   EXPECT_GT(other.codec().loss().whole, whole / 2);
 }
 
+TEST_P(CpuLossyTest, FiniteMeansThatAFloat16BucketMakesInfiniteAreCounted) {
+  constexpr uint64_t kElems = 2000;
+  std::vector<uint16_t> bucket(kElems);
+  const CodecPlace place{
+      {4, 1}, kMinChunkBytes * 16, 1, false, reinterpret_cast<std::byte*>(bucket.data())};
+  ParameterStates states;
+  const BucketLayout layout{DType::kFloat16, {{"a", {kElems}}}};
+  const auto codec = *CpuLossy::Create(TensorSet(layout, {0}), place, 7, spec_, states);
+  Floats mean = RandomFloats(8, kElems);
+  mean[0] = mean[700] = 1e5f;
+  FloatGradient gradient(mean);
+  FoldPool pool(1);
+  for (int round = 0; round < 2; ++round) {  // counted anew in each
+    Part& part = **codec->Begin(pool, gradient);
+    part.BeginRound();
+    ASSERT_EQ(part.plan.Count(), 1u);
+    RoundResult result;
+    result.id = {part.bucket.id, 0, part.round};
+    result.wire = part.bucket.wire;
+    result.elems = part.Elems();
+    mean.resize(result.elems);
+    Bytes bytes(MaxEncodedBytes(format_, result.elems));
+    bytes.resize(
+        EncodeLossy(format_, 0.01, mean.data(), nullptr, result.elems, bytes.data()).bytes);
+    result.payload = Payload(bytes, nullptr);
+    ASSERT_TRUE(codec->Decode(part, result).ok());
+    const auto infinite = std::count_if(bucket.begin(), bucket.end(),
+                                        [](uint16_t bits) { return (bits & 0x7fffu) == 0x7c00u; });
+    EXPECT_EQ(codec->nonfinite_elems(), static_cast<uint64_t>(infinite));
+    if (format_ != WireFormat::kOneBit) {
+      EXPECT_EQ(infinite, 2);
+    }
+  }
+}
+
 TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
   ParameterStates states;
   states["b"] = std::make_shared<ParameterState>();

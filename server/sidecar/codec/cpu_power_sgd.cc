@@ -171,12 +171,13 @@ uint64_t CpuPowerSgd::ReconstructRows(const Task& task, CompressionLoss* loss) {
                                      NextRows(task), {decoded, elems});
     if (loss != nullptr) *loss = LossOf({decoded, elems}, NextRows(task));
     if (in_place) return nonfinite;
-    values = decoded;
-  } else {
-    values += plains_[task.item].sent_offset + task.begin;
+    return FoldShares({decoded}, DType::kFloat32, dtype, elems, out);
   }
-  FoldShares({values}, DType::kFloat32, dtype, elems, out);
-  return nonfinite;
+  values += plains_[task.item].sent_offset + task.begin;
+  // Shards have counted those that are not finite before they are narrowed.
+  const auto counted = static_cast<uint64_t>(
+      std::count_if(values, values + elems, [](float value) { return !std::isfinite(value); }));
+  return FoldShares({values}, DType::kFloat32, dtype, elems, out) - counted;
 }
 
 absl::StatusOr<uint64_t> CpuPowerSgd::Reconstruct(FoldPool& pool) {

@@ -2,6 +2,7 @@
 // feedback: what a chunk loses is added to the next gradient. What is the same wherever they lie.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "core/base/codec_spec.h"
 #include "core/base/wire_format.h"
+#include "kernels/codec/lossy.h"
 #include "server/sidecar/codec/one_part_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
 
@@ -29,6 +31,10 @@ class LossyCodec : public OnePartCodec {
   void ForgetShardResiduals() final;
   bool keeps_shard_residuals() const final;
   std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
+  // Also what no shard sees: finite means that are too large for the bucket's type.
+  uint64_t nonfinite_elems() const final {
+    return OnePartCodec::nonfinite_elems() + overflow_.load();
+  }
 
  protected:
   // Sends the tensors as part `number`. In a format with blocks each tensor begins with a block: no
@@ -40,6 +46,13 @@ class LossyCodec : public OnePartCodec {
   // another size.
   absl::Status TakeStates(ParameterStates& states);
 
+  // The first is called when a round begins; the second for each result that has been decoded, by
+  // any thread.
+  void ForgetOverflow() { overflow_ = 0; }
+  void NoteOverflow(const RoundResult& result) {
+    overflow_ += CountOverflow(result.payload, format_, tensors_.layout().dtype, result.elems);
+  }
+
   // Returns the offset of each chunk in a memory that has room for all, and then its size.
   const std::vector<uint64_t>& encoded_begins() const { return encoded_begins_; }
   bool IsSampled() const { return part_.round % kSampleEvery == 1; }  // rounds count from 1
@@ -50,6 +63,7 @@ class LossyCodec : public OnePartCodec {
 
  private:
   std::vector<uint64_t> encoded_begins_;
+  std::atomic<uint64_t> overflow_{0};
 };
 
 }  // namespace thalweg

@@ -15,7 +15,7 @@ class OnePartCodec : public BucketCodec {
   }
   bool EndsWith(const Part& /*part*/) const final { return true; }
   absl::StatusOr<Part*> Next(FoldPool& /*pool*/, Gradient& /*gradient*/) final { return nullptr; }
-  uint64_t nonfinite_elems() const final { return part_.nonfinite_elems; }
+  uint64_t nonfinite_elems() const override { return part_.nonfinite_elems; }
 
  protected:
   // The part has all tensors and their padding, in float32 where `wire` is lossy, else in the

@@ -36,6 +36,7 @@ absl::Status CudaBlocks::Decode(const Part& part, const RoundResult& received) {
   const uint32_t chunk = received.id.chunk;
   THALWEG_RETURN_IF_ERROR(lane().Bind());
   THALWEG_RETURN_IF_ERROR(chunks_.Receive(received));
+  NoteOverflow(received);
   const uint64_t first = part.plan.Begin(chunk);
   THALWEG_RETURN_IF_ERROR(DecodeBlocksOnDevice(lane().kernel_stream(), format_,
                                                chunks_.on_gpu() + encoded_begins()[chunk],

@@ -5,6 +5,7 @@
 namespace thalweg {
 
 absl::StatusOr<Part*> CudaLossy::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
+  ForgetOverflow();
   using Norm = CudaTensors::Norm;
   THALWEG_RETURN_IF_ERROR(lane().Bind());
   if (!is_allocated_) {

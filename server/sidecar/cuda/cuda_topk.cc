@@ -92,6 +92,7 @@ absl::Status CudaTopK::Decode(const Part& part, const RoundResult& received) {
     payload.insert(payload.end(), piece.begin(), piece.end());
   }
   THALWEG_RETURN_IF_ERROR(CheckTopK(payload, received.elems));
+  NoteOverflow(received);
   uint64_t count = 0;
   for (TopKEntries entry(payload); !entry.Done(); entry.Next()) ++count;
   THALWEG_RETURN_IF_ERROR(lane().Bind());
