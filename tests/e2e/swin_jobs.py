@@ -29,6 +29,17 @@ def scales(rank):
     return result
 
 
+def overflows():
+    """Returns what is counted of an infinity, and then of sums that float16 cannot hold, too."""
+    counted = []
+    for scale in (None, 1.0):
+        grads = [torch.tensor([1.0, 40000.0, float("inf"), -50000.0]).half(), torch.ones(2)]
+        with torch.no_grad():
+            state = thalweg.all_reduce(grads, scale)
+        counted.append(state.stats()["nonfinite_elems"])
+    return counted
+
+
 def trainings(rank, world):
     """Returns the weights of a training reduced by hand, and by DDP over Gloo, bit by bit."""
     torch.manual_seed(1)
@@ -106,7 +117,12 @@ def infinity_of_one_shard(rank):
 
 def by_hand() -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    return {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
+    return {
+        "scales": scales(rank),
+        "overflows": overflows(),
+        **trainings(rank, world),
+        "differing": differing(rank),
+    }
 
 
 def main() -> None:

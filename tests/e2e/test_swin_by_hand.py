@@ -29,6 +29,11 @@ def test_gradients_become_their_mean_or_any_multiple_of_their_sum(results):
         assert result["tenth"] == [[0.3], [0.5], [0.7]]
 
 
+def test_sums_that_float16_cannot_hold_are_counted_once_and_infinities_too(results):
+    for result in results:
+        assert result["overflows"] == [1, 1 + 1 + 2]
+
+
 def test_training_reduced_by_hand_is_that_of_ddp(results):
     first, second = results
     by_hand, by_ddp = first["weights"]

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._C._distributed_c10d import AllreduceOptions
 from torch.distributed.distributed_c10d import ReduceOp
 
 from thalweg._sharded._codecs import Blocks, Parts, Piece
 from thalweg._sharded._comms import CompressedReduceScatter
+from thalweg._sharded._copies import CopiesGroup
 
 ELEMENTS = 2048
 PAIR = SimpleNamespace(size=lambda: 2)
@@ -66,3 +68,17 @@ def test_sums_that_a_type_of_two_bytes_cannot_hold_are_counted(reduce, rows):
     rows[:, 3:5] = 40000
     assert sums(reduce, rows).isinf().sum() == 2
     assert reduce.nonfinite_elems == 2
+
+
+@pytest.mark.parametrize(("op", "lost"), [(ReduceOp.SUM, 1), (ReduceOp.AVG, 0)])
+def test_sums_over_copies_count_what_their_type_cannot_hold_beside_what_the_job_counts(op, lost):
+    bucket = SimpleNamespace(elements=4, mean=lambda values: values.clone())
+    exact = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    state = SimpleNamespace(became_nonfinite=0)
+    group = CopiesGroup("a unit", exact, bucket, state, lambda: "")
+    values = torch.tensor([1.0, 40000.0, math.inf, math.nan], dtype=torch.float16)
+    how = AllreduceOptions()
+    how.reduceOp = op
+    group.allreduce([values], how)
+    assert values.isfinite().sum() == 2 - lost
+    assert state.became_nonfinite == lost

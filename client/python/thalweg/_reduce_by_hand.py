@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thalweg.ddp
 from thalweg._attach._state import State
 from thalweg._settings._config import Config, ConfigError
+from thalweg._torch import _nonfinite
 from thalweg.codecs import Codec
 from thalweg.policy import Policy
 
@@ -122,13 +123,18 @@ def all_reduce(
     for position, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             raise ValueError(f"thalweg: gradient {position} is sparse, expected a dense tensor")
-    state = None
+    job = None
     if workers > 1 and tensors:
         key = (group, call, tuple(tensor.device for tensor in tensors))
-        state = _mean(tensors, _job_for(tensors, codec, key))
+        job = _job_for(tensors, codec, key)
+        _mean(tensors, job)
     if factor != 1.0:
         torch._foreach_mul_(tensors, factor)
-    return state
+    if job is None:
+        return None
+    if abs(factor) > 1:
+        _count_overflows(tensors, job)
+    return job.state
 
 
 def _may_lose_nodes() -> bool:
@@ -201,17 +207,27 @@ class _Give(torch.autograd.Function):
 
 
 @torch.enable_grad()
-def _mean(tensors: list[torch.Tensor], job: _Carried) -> State:
+def _mean(tensors: list[torch.Tensor], job: _Carried) -> None:
     """Replaces tensors by their means."""
-    ddp_model, state = job
+    ddp_model = job.ddp_model
     ddp_model.zero_grad()
     ddp_model.module.gradients = [tensor.detach() for tensor in tensors]
     ddp_model().sum().backward()
     ddp_model.module.gradients = []
-    means = [parameter.grad for parameter in ddp_model.module.parameters()]
     with torch.no_grad():
-        torch._foreach_copy_(tensors, means)
-    return state
+        torch._foreach_copy_(tensors, _means_of(job))
+
+
+def _means_of(job: _Carried) -> list[torch.Tensor]:
+    """Returns the means that the job has taken last."""
+    return [parameter.grad for parameter in job.ddp_model.module.parameters()]
+
+
+def _count_overflows(tensors: list[torch.Tensor], job: _Carried) -> None:
+    """Counts the elements of these multiples of means that float16 cannot hold, unlike the mean."""
+    for mean, tensor in zip(_means_of(job), tensors, strict=True):
+        if tensor.dtype == torch.float16:
+            job.state.became_nonfinite += _nonfinite.became(mean, tensor)
 
 
 def _job_for(

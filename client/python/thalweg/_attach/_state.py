@@ -81,6 +81,7 @@ class State:
         self.residuals = residuals  # None: no files, or another worker keeps those of the node
         self.has_loaded = False  # load_state_dict() was called
         self.has_trained = False  # the first training step has begun
+        self.became_nonfinite: Any = 0  # elements of results, in a shorter type or multiplied
         self._rode: dict[str, Any] | None = None  # the latest that could be saved, or was loaded
         self._member = member
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
@@ -134,6 +135,7 @@ class State:
         """
         _precision.settle()
         stats = self._member.stats()
+        stats["nonfinite_elems"] += int(self.became_nonfinite)
         stats["workers"] = self._count()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats

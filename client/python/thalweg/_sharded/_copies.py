@@ -30,7 +30,7 @@ from thalweg._settings import _checks
 from thalweg._settings._config import Config, ConfigError, JobArguments, Network
 from thalweg._sharded._comms import Remarks, kind_of
 from thalweg._sharded._units import Unit
-from thalweg._torch import _precision
+from thalweg._torch import _nonfinite, _precision
 
 _log = logging.getLogger("thalweg")
 
@@ -50,12 +50,16 @@ class CopiesGroup(dist.ProcessGroup):
         unit: str,
         exact: dist.ProcessGroup,
         bucket: _buckets.Bucket,
+        state: State,
         change: Callable[[], str],
     ) -> None:
-        """`change` says whether the unit's gradients are of other parameters than the bucket's."""
+        """`state` is that of the bucket's job; `change` says whether the unit's gradients are of
+        other parameters than the bucket's.
+        """
         super().__init__(exact.rank(), exact.size())  # type: ignore[call-arg]  # the stub's lacks it
         self._exact = exact
         self._bucket = bucket
+        self._state = state
         self._change = change
         self._remarks = Remarks(f"the sum over copies of {unit}")
 
@@ -73,9 +77,8 @@ class CopiesGroup(dist.ProcessGroup):
         except RuntimeError:
             self._introduce()
             raise
-        if kind == ReduceOp.SUM:
-            mean = mean * self.size()
-        values.copy_(mean)
+        values.copy_(mean * self.size() if kind == ReduceOp.SUM else mean)
+        self._state.became_nonfinite += _nonfinite.became(mean, values)
         return _Done()
 
     def _introduce(self) -> None:
@@ -118,10 +121,12 @@ def compress(units: Sequence[Unit], copies: dist.ProcessGroup, codec: str) -> St
     _precision.watch(session)
     filled = [unit for unit in units if unit.trainable()]
     layouts = [[(shard.name, shard.shape) for shard in unit.trainable()] for unit in filled]
-    for unit, bucket in zip(filled, _buckets.make(session, layouts, copies), strict=True):
+    buckets = _buckets.make(session, layouts, copies)
+    state = _state(job, me.codec, model)
+    for unit, bucket in zip(filled, buckets, strict=True):
         change = unit.change_of_trainable()
-        unit.sum_copies_over(CopiesGroup(str(unit), copies, bucket, change))
-    return _state(job, me.codec, model)
+        unit.sum_copies_over(CopiesGroup(str(unit), copies, bucket, state, change))
+    return state
 
 
 def _introduce(

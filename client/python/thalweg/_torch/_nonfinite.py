@@ -12,3 +12,9 @@ def count(values: Tensor) -> Tensor | int:
     if values.is_cpu and bool(values.sum(dtype=torch.float32).isfinite()):
         return 0
     return values.numel() - values.isfinite().sum()
+
+
+def became(before: Tensor, after: Tensor) -> Tensor | int:
+    """Returns how many elements are not finite any more, where the others stay as they are."""
+    now = count(after)
+    return now if isinstance(now, int) else now - count(before)
