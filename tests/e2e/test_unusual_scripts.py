@@ -80,6 +80,16 @@ def test_rank_that_pauses_for_longer_than_the_timeout_is_waited_for(tmp_path, ra
     assert results[0]["codec"] == "fp32"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_module_that_synchronises_nothing_when_built_may_be_built_late(tmp_path, rank):
+    env = PATIENT | {"LATE": str(rank), "THALWEG_TIMEOUT": "4"}
+    results, output = run("late_to_build", tmp_path, env)
+    assert [result["codec"] for result in results] == ["fp32", "fp32"]
+    assert any("waiting for rank 1 to come to the same" in line for line in output[0]) == (
+        rank == 1
+    )
+
+
 @pytest.mark.parametrize("place", ["same node", "other node"])
 def test_worker_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tmp_path, place):
     env = PATIENT | {"STOPPED": "1"}

@@ -182,6 +182,16 @@ def late() -> dict[str, Any]:
     return seen(model, digest(model))
 
 
+def late_to_build() -> dict[str, Any]:
+    """The rank LATE builds its module later than THALWEG_TIMEOUT, with the weights of all."""
+    torch.manual_seed(0)
+    if dist.get_rank() == int(os.environ["LATE"]):
+        pass_time(1.25 * float(os.environ["THALWEG_TIMEOUT"]))
+    model = wrap(torch.nn.Linear(WIDTH, 1), init_sync=False)
+    loss(model(torch.ones(4, WIDTH))).backward()
+    return seen(model, digest(model))
+
+
 def stopped() -> dict[str, Any]:
     """Trains until a step fails; rank STOPPED stops in its fourth one.
 
@@ -232,6 +242,7 @@ JOBS = {
         in_eval_mode,
         joins,
         late,
+        late_to_build,
         no_batch,
         stopped,
         unfreezing,

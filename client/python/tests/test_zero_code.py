@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from thalweg._activation import _zero_code
-from thalweg._activation._zero_code import Answer
+from thalweg._activation import _agreement
+from thalweg._activation._agreement import Answer
 from thalweg._settings._config import ConfigError
 
 REPORT = """
@@ -112,12 +112,12 @@ def test_malformed_variable_does_not_break_the_import():
 
 
 def test_workers_that_agree_are_attached():
-    assert _zero_code.decide([Answer("fp16"), Answer("fp16")]) == ""
+    assert _agreement.decide([Answer("fp16"), Answer("fp16")]) == ""
 
 
 def test_obstacle_of_one_worker_holds_for_all():
     answers = [Answer("fp16"), Answer("fp16", obstacle="parameters on cuda:1")]
-    assert _zero_code.decide(answers) == "rank 1: parameters on cuda:1"
+    assert _agreement.decide(answers) == "rank 1: parameters on cuda:1"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_obstacle_of_one_worker_holds_for_all():
 )
 def test_workers_that_differ_are_refused(answers, message):
     with pytest.raises(ConfigError, match=message):
-        _zero_code.decide(answers)
+        _agreement.decide(answers)
 
 
 def test_answers_are_exchanged_through_the_store():
@@ -139,7 +139,7 @@ def test_answers_are_exchanged_through_the_store():
     heard = [None] * 3
 
     def work(rank):
-        heard[rank] = _zero_code.exchange(
+        heard[rank] = _agreement.exchange(
             store, answers[rank], name="k", rank=rank, world=3, timeout=10
         )
 
@@ -153,13 +153,25 @@ def test_answers_are_exchanged_through_the_store():
 
 def test_worker_that_does_not_come_to_the_module_is_named():
     with pytest.raises(TimeoutError, match=r"rank 1 has not come to the same Distributed.* 0.1 s"):
-        _zero_code.exchange(dist.HashStore(), Answer(), name="k", rank=0, world=2, timeout=0.1)
+        _agreement.exchange(dist.HashStore(), Answer(), name="k", rank=0, world=2, timeout=0.1)
 
 
 def test_ranks_without_the_variables_are_named():
     store = dist.HashStore()
     for rank in (0, 2):
-        store.set(_zero_code._announcement(rank), "1")
-    _zero_code.await_announcements(store, [0, 2], timeout=1)
+        store.set(_agreement.announcement(rank), "1")
+    _agreement.await_announcements(store, [0, 2], timeout=1)
     with pytest.raises(ConfigError, match="not on rank 1, 3: set the same variables"):
-        _zero_code.await_announcements(store, [0, 1, 2, 3], timeout=0.1)
+        _agreement.await_announcements(store, [0, 1, 2, 3], timeout=0.1)
+
+
+def test_ranks_that_may_be_late_have_longer_and_are_warned_of(caplog):
+    store = dist.HashStore()
+    store.set(_agreement.announcement(0), "1")
+    late = threading.Timer(0.5, store.set, (_agreement.announcement(1), "1"))
+    late.start()
+    _agreement.await_announcements(store, [0, 1], timeout=0.1, longest=30)
+    assert "waiting for rank 1 to come to the same DistributedDataParallel module" in caplog.text
+    said = r"not on rank 2, or it has not come within 0\.2 s \(THALWEG_STEP_TIMEOUT\): set the same"
+    with pytest.raises(ConfigError, match=said):
+        _agreement.await_announcements(store, [0, 1, 2], timeout=0.1, longest=0.2)

@@ -1,28 +1,26 @@
 """Attaches DistributedDataParallel modules of scripts that do not mention Thalweg.
 
-All workers must come to the same decision. They tell each other over the process group's store:
-its collectives may need a device that the script has not chosen, and would hang where a node was
-started without the variables. docs/zero_code.md says what wins over what.
+All workers must come to the same decision (_agreement). docs/zero_code.md says what wins over what.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import inspect
 import logging
+import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thalweg._activation import _sharded
+from thalweg._activation import _agreement, _sharded
+from thalweg._activation._agreement import Answer
 from thalweg._attach import _resuming
 from thalweg._job import _rendezvous
 from thalweg._settings import _logging
@@ -41,15 +39,6 @@ _copies: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.Weak
 _watches: weakref.WeakKeyDictionary[DistributedDataParallel, RemovableHandle] = (
     weakref.WeakKeyDictionary()
 )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An Answer says whether one worker attaches a module, and how."""
-
-    codec: str = ""  # empty: the environment leaves the module alone
-    error: str = ""
-    obstacle: str = ""  # why it must be left alone
 
 
 def activate() -> None:
@@ -75,10 +64,10 @@ def _build_and_enlist(
     **kwargs: Any,  # noqa: ANN401
 ) -> None:
     if dist.is_initialized():
-        _announce()
+        _agreement.announce()
     build(module, *args, **kwargs)
     if dist.get_world_size(module.process_group) > 1:
-        _enlist(module)
+        _enlist(module, together=_synchronises(module, args, kwargs))
 
 
 def _prepare_and_attach(
@@ -93,7 +82,7 @@ def _prepare_and_attach(
         else:
             prepare(module)
         if module not in _enlisted:
-            _enlist(module)
+            _enlist(module, together=False)
         if activation := _enlisted.pop(module, None):
             _attach(module, activation)
     elif torch.is_grad_enabled() and module in _enlisted:
@@ -105,7 +94,7 @@ def _restore_and_note(
 ) -> None:
     restore(module, state)
     if dist.get_world_size(module.process_group) > 1:
-        _announce()
+        _agreement.announce()
         _copies[module] = module._lazy_init_ran
         module._lazy_init_ran = False
 
@@ -133,85 +122,55 @@ def _watch(module: DistributedDataParallel, activation: Activation) -> None:
     _watches[module] = register_multi_grad_hook(parameters, warn, mode="any")
 
 
-def decide(answers: Sequence[Answer]) -> str:
-    """Why a module is left alone; empty: it is to be attached. ConfigError on all workers alike."""
-    for rank, answer in enumerate(answers):
-        if answer.error:
-            raise ConfigError(f"thalweg: rank {rank}: {answer.error}")
-    for rank, answer in enumerate(answers):
-        if answer.codec != answers[0].codec:
-            raise ConfigError(
-                f"thalweg: the environment asks for codec {answers[0].codec or '(none)'} on rank 0 "
-                f"but {answer.codec or '(none)'} on rank {rank}: set the same variables everywhere"
-            )
-    return next((f"rank {r}: {a.obstacle}" for r, a in enumerate(answers) if a.obstacle), "")
+def _synchronises(module: DistributedDataParallel, args: Any, kwargs: Any) -> bool:  # noqa: ANN401
+    """Returns whether building a module with these arguments waits for all workers."""
+    given = inspect.signature(DistributedDataParallel.__init__).bind(module, *args, **kwargs)
+    return bool(given.arguments.get("init_sync", True))
 
 
-def await_announcements(shared: Store, ranks: Sequence[int], timeout: float) -> None:
-    """ConfigError names the ranks whose environment does not activate Thalweg.
-
-    They announce themselves before they build a module, which is collective: nobody who is going to
-    should need the timeout. An announcement that an earlier attempt has left in the store hides a
-    rank only here: exchange() names it.
+def _enlist(module: DistributedDataParallel, *, together: bool) -> None:
+    """`together`: a collective has just brought the workers here. Otherwise they may be as late as
+    to a step.
     """
-    places = _rendezvous.missing(shared, [_announcement(rank) for rank in ranks], timeout)
-    if places:
-        raise ConfigError(
-            f"thalweg: the environment activates it here, but not on rank "
-            f"{', '.join(str(ranks[place]) for place in places)}: set the same variables everywhere"
-        )
-
-
-def exchange(
-    shared: Store, answer: Answer, *, name: str, rank: int, world: int, timeout: float
-) -> list[Answer]:
-    """Returns what all workers answer, by rank. Raises TimeoutError, naming those that do not."""
-    given = _rendezvous.gather(
-        shared,
-        name,
-        json.dumps(asdict(answer)),
-        where="the same DistributedDataParallel module",
-        rank=rank,
-        world=world,
-        timeout=timeout,
-    )
-    return [Answer(**json.loads(one)) for one in given]
-
-
-def _announcement(rank: int) -> str:
-    return f"thalweg/activated/{rank}"
-
-
-def _announce() -> None:
-    _rendezvous.default_store().set(_announcement(dist.get_rank()), "1")
-
-
-def _enlist(module: DistributedDataParallel) -> None:
-    timeout = float(KNOWN["THALWEG_TIMEOUT"])
+    timeout, step_timeout = float(KNOWN["THALWEG_TIMEOUT"]), 0.0
     try:
         activation = Activation.from_env()
-        timeout = activation.timeout
+        timeout, step_timeout = activation.timeout, activation.step_timeout
         obstacle = _obstacle(module) if activation.codec else ""
         answer = Answer(codec=activation.codec, obstacle=obstacle)
     except ConfigError as error:
         answer = Answer(error=str(error))
     group = module.process_group
-    shared = _rendezvous.default_store()
-    await_announcements(shared, dist.get_process_group_ranks(group), timeout)
-    answers = exchange(
+    shared, rank = _rendezvous.default_store(), dist.get_rank(group)
+    longest = timeout if together else max(timeout, step_timeout or _timeout_of(module))
+    ranks = dist.get_process_group_ranks(group)
+    _agreement.await_announcements(shared, ranks, timeout, longest=longest, rank=rank)
+    answers = _agreement.exchange(
         shared,
         answer,
         name=f"module/{group.group_name}",
-        rank=dist.get_rank(group),
+        rank=rank,
         world=dist.get_world_size(group),
-        timeout=timeout,
+        timeout=longest,
+        variable="THALWEG_STEP_TIMEOUT" if longest > timeout else "THALWEG_TIMEOUT",
+        quiet=math.inf if together else timeout,
     )
-    obstacle = decide(answers)
+    obstacle = _agreement.decide(answers)
     if activation.codec and obstacle:
         text = f"stays with torch's allreduce in spite of {_reasons(activation)}: {obstacle}"
         _say(module, logging.WARNING, text)
     elif activation.codec:
         _enlisted[module] = activation
+
+
+def _timeout_of(module: DistributedDataParallel) -> float:
+    """Returns how long the module's collectives would wait for a worker, in seconds."""
+    try:
+        from thalweg._attach import _model
+        from thalweg._c10d import _process_group
+    except ImportError:  # _obstacle() says so
+        return float(dist.default_pg_timeout.total_seconds())
+    return _process_group.timeout_of(module.process_group, _model.cuda_device(module))
 
 
 def _obstacle(module: DistributedDataParallel) -> str:

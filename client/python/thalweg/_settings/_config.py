@@ -168,6 +168,7 @@ class Activation(NamedTuple):
     fused_optimizer: str  # NAME=value if fused optimizers are requested
     log_level: int  # level of Python's logging
     timeout: float
+    step_timeout: float  # 0: the process group's
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Activation:
@@ -186,6 +187,7 @@ class Activation(NamedTuple):
             fused_optimizer="".join(assignments([_FUSED] if _FUSED in on else [], env)),
             log_level=log_level(env),
             timeout=check_timeout(*look_up("THALWEG_TIMEOUT", env)),
+            step_timeout=check_step_timeout(*look_up("THALWEG_STEP_TIMEOUT", env)),
         )
 
 
