@@ -24,6 +24,7 @@ from local_optimizer_faults import (
     trained_on_and_on,
     uncounted,
 )
+from local_optimizer_odds import hollow, poisoned
 from local_optimizer_trainers import CASES, Trainer, loss_of, make_model, one_weight
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -242,44 +243,6 @@ def published() -> dict[str, Any]:
         weight.fill_(16.0 + dist.get_rank())
     optimizer.publish()
     return {"weights": [weight.item(), *(step() for _ in range(2))]}
-
-
-def hollow() -> dict[str, Any]:
-    """Exchanges a weight in CODEC, beside parameters without elements that have a fragment, or a
-    type, of their own; returns the weight and the job's counter of fragments.
-    """
-    weight, *empty = (nn.Parameter(each) for each in (torch.ones(64), torch.ones(0, 4)))
-    empty.append(nn.Parameter(torch.ones(0, dtype=torch.bfloat16)))
-    inner = torch.optim.SGD([*empty, weight], lr=0.5)
-    options = {"every": 2, "fragments": 2, "outer": {"name": "nesterov", "lr": 1.0}}
-    optimizer = LocalOptimizer(inner, codec=os.environ["CODEC"], **options)
-    seen = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        (weight - dist.get_rank()).square().div(2).sum().backward()
-        optimizer.step()
-        optimizer.finish()
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        seen.append(sorted(set(weight.tolist())))
-    return {"weights": seen, "exchanges": optimizer.stats()["exchanges"]}
-
-
-def poisoned() -> dict[str, float]:
-    """Exchanges two of 64 elements of which one is NaN on rank 0; returns how many are counted
-    before and after it.
-    """
-    weight = nn.Parameter(torch.ones(64))
-    inner = torch.optim.SGD([weight], lr=0.5)
-    optimizer = LocalOptimizer(inner, every=1, codec="sparse:0.03125", outer={"name": "sgd"})
-    counted = []
-    for step in range(2):
-        optimizer.zero_grad()
-        weight.grad = torch.arange(64.0)
-        if step == 1 and dist.get_rank() == 0:
-            weight.grad[5] = float("nan")
-        optimizer.step()
-        counted.append(optimizer.stats()["nonfinite_elems"])
-    return {"counted": counted, "arrived": int(weight.isnan().sum())}
 
 
 JOBS: dict[str, Callable[[], Any]] = {
