@@ -62,6 +62,18 @@ def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
     assert "if it has no batch, or" in error
 
 
+def test_forward_pass_in_training_mode_on_one_rank_before_a_barrier_names_the_cause(tmp_path):
+    env = FP32 | {"THALWEG_STEP_TIMEOUT": "2"}
+    with servers() as nothing:
+        job = Job("looks_at_shapes", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS)
+        error = job.wait()[0].result["error"]
+    assert error.startswith("TimeoutError: thalweg: rank 1 has not come to attach() within 2 s")
+    assert (
+        "waits in vain for the others, in a barrier perhaps, if they have run the module" in error
+    )
+    assert error.endswith("run that under torch.no_grad()")
+
+
 # The group's half an hour is for a process that is alive; one that shows no sign of life for 8 s is
 # named. A busy machine may take longer for the rest of it.
 PATIENT = FP32 | {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "auto"}

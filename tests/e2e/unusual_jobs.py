@@ -80,6 +80,18 @@ def no_batch() -> dict[str, Any]:
     return {"error": None}
 
 
+def looks_at_shapes() -> dict[str, Any]:
+    """Rank 0 runs its module in training mode before a barrier, and returns what it is told."""
+    model = wrap(torch.nn.Linear(WIDTH, 1))
+    try:
+        if dist.get_rank() == 0:
+            model(torch.ones(1, WIDTH))
+        dist.barrier()
+    except (RuntimeError, TimeoutError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {}
+
+
 def joins() -> list[dict[str, Any]]:
     """Returns the gradients of modules whose ranks leave join() one by one, in modes of DDP."""
     results = []
@@ -243,6 +255,7 @@ JOBS = {
         joins,
         late,
         late_to_build,
+        looks_at_shapes,
         no_batch,
         stopped,
         unfreezing,

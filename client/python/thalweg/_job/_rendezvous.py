@@ -114,7 +114,10 @@ def await_all(group: dist.ProcessGroup, timeout: float, quiet: float) -> None:
     except TimeoutError as error:
         raise TimeoutError(
             f"{error}. All workers must attach. Without code, they do so in their first training "
-            "step. A worker cannot take part if it has no batch, or if its first step comes later"
+            "step. A worker cannot take part if it has no batch, or if its first step comes later. "
+            "It also waits in vain for the others, in a barrier perhaps, if they have run the "
+            "module in training mode before it does, to look at shapes perhaps: run that under "
+            "torch.no_grad()"
         ) from None
 
 
