@@ -66,10 +66,9 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Time in a step, by phase",
-        "Time of all buckets of a step in each phase, on the average node. Phases of different "
-        "buckets overlap each other and the backward pass. wait: for the node's own workers; "
-        "reduce: folding and encoding; wire: sending, waiting for the slowest node, summing, and "
-        "back; decode.",
+        "Time of all buckets of a step in each phase, on the average node. Phases of buckets "
+        "overlap each other and the backward pass. wait: for the node's own workers; reduce: "
+        "folding and encoding; wire: sending, waiting for the slowest node, summing, and back.",
         "s",
         (
             "{{phase}}",
@@ -165,9 +164,8 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Waiting for a shard",
-        "Time in a second for which sending waited, on the average node, because a shard owed a "
-        "window of results. The lanes of buckets wait at the same time, so that a second can have "
-        "more than one.",
+        "Time in a second for which the average node waited to send: a shard owed it results. "
+        "Lanes of buckets wait side by side: a second can have more than one.",
         "s",
         (
             "shard {{shard}}",

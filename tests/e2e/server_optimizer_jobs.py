@@ -46,13 +46,6 @@ def trained() -> dict[str, Any]:
     }
 
 
-def counted() -> dict[str, int]:
-    """Trains, and returns how many bytes of gradients there are in a step."""
-    ours = on_servers(os.environ["OPTIMIZER"])
-    ours.train(STEPS)
-    return {"bytes": sum(p.nbytes for p in ours.model.parameters() if p.requires_grad)}
-
-
 def exchanged_checkpoints() -> dict[str, Any]:
     """Takes a checkpoint of each kind of optimizer half-way, and goes on from it with the other."""
     case, half = os.environ["OPTIMIZER"], STEPS // 2
@@ -294,7 +287,6 @@ JOBS: dict[str, Callable[[], Any]] = {
         kept_weights,
         absent,
         too_large,
-        counted,
     )
 }
 

@@ -60,8 +60,9 @@ def test_steps_and_gradients_count_once_however_many_rounds_an_update_takes(how,
     with servers(nodes=2, shards=1) as cluster:
         sidecars = [each.address for each in cluster.sidecars]
         env = {"STEPS": "5"} | how
-        results = Job("counted", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
-        gradients = 5 * results.results()[0]["bytes"]
+        jobs = JOBS.with_name("counted_steps_jobs.py")
+        job = Job("counted", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=jobs)
+        gradients = 5 * job.results()[0]["bytes"]
         for sidecar in cluster.sidecars:
             assert metric(sidecar, "thalweg_sidecar_steps_total") == 5
             for way in ("sent", "received"):

@@ -261,10 +261,8 @@ void PostOffice::OnLetter(const RoundResult& received) {
     MutexLock lock(mutex_);
     auto letters = WithLocked(node).Take(received.id.round, received.payload);
     status = letters.status();
-    if (letters.ok()) {
-      for (OpenedLetter& letter : *letters) {
-        if (status.ok()) status = ReadLocked(node, std::move(letter), copies);
-      }
+    for (size_t i = 0; status.ok() && i < letters->size(); ++i) {
+      status = ReadLocked(node, std::move((*letters)[i]), copies);
     }
   }
   for (const auto& copy : copies) copy();
