@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
   }
   THALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
                            Connection::Connect(options.sidecar_path, deadline));
+  const ForkGuard fork_guard([raw = connection.get()] { raw->CloseInChild(); });
   THALWEG_RETURN_IF_ERROR(connection->Send(hello));
   THALWEG_ASSIGN_OR_RETURN(const ipc::Welcome welcome,
                            AwaitWelcome(*connection, options, cancelled, deadline));

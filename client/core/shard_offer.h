@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/core/fork_guard.h"
 #include "core/base/clock.h"
 #include "core/ipc/connection.h"
 
@@ -31,10 +32,13 @@ class ShardOffer {
 
  private:
   ShardOffer(std::unique_ptr<Connection> connection, ipc::ShardHosted answer)
-      : connection_(std::move(connection)), answer_(std::move(answer)) {}
+      : connection_(std::move(connection)),
+        answer_(std::move(answer)),
+        fork_guard_([this] { connection_->CloseInChild(); }) {}
 
   const std::unique_ptr<Connection> connection_;
   const ipc::ShardHosted answer_;
+  const ForkGuard fork_guard_;
 };
 
 }  // namespace thalweg

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/fork_guard.h"
 #include "client/core/sidecar_session.h"
 #include "core/base/status_macros.h"
 
@@ -77,6 +78,7 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
 absl::Status SidecarSession::TryToReturn(TimePoint deadline) {
   THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection,
                            Connection::Connect(options_.sidecar_path, deadline));
+  const ForkGuard fork_guard([raw = connection.get()] { raw->CloseInChild(); });
   const absl::Status brought = BringAlong(*connection);
   // The last words of a sidecar that has hung up tell why.
   if (!brought.ok() && !absl::IsUnavailable(brought)) return brought;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 
 namespace thalweg {
 namespace {
@@ -134,7 +135,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   const auto is_done = [this] { return completed_; };
   if (timeout <= kNoTimeout) {
     cv_.wait(lock, is_done);  // the session ends what takes too long
-  } else if (!cv_.wait_for(lock, timeout, is_done)) {
+  } else if (!cv_.wait_for(lock, Bounded(timeout), is_done)) {
     throw std::runtime_error(absl::StrCat("thalweg: ", c10d::opTypeToString(opType_), " ",
                                           sequence_, " did not complete within ", timeout.count(),
                                           " ms, as wait() was told"));

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/torch/collective_tensors.h"
 #include "client/torch/tensor.h"
+#include "core/base/clock.h"
 
 namespace thalweg {
 using c10d::OpType;
@@ -134,7 +135,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     call.kind = part.kind;
     call.fold = part.fold;
     call.root = static_cast<uint32_t>(part.root);
-    call.timeout = timeout;
+    call.timeout = Bounded(timeout);
     for (const at::Tensor& tensor : part.given) {
       call.given.push_back(memory.Given(part.factor == 1 ? tensor : tensor * part.factor));
     }

@@ -7,6 +7,7 @@
 #include "client/torch/collective_tensors.h"
 #include "client/torch/process_group.h"
 #include "client/torch/tensor.h"
+#include "core/base/clock.h"
 
 namespace thalweg {
 using c10d::OpType;
@@ -37,7 +38,7 @@ ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, const std::vector<
     call.way = parcel.way;
     call.peer = parcel.peer;
     call.tag = parcel.tag;
-    call.timeout = timeout;
+    call.timeout = Bounded(timeout);
     if (call.way == PeerCall::Way::kSend) {
       call.given = memory.Given(parcel.tensor);
     } else {

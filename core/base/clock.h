@@ -32,6 +32,11 @@ inline Duration FromMillis(uint64_t ms) {
   return std::chrono::milliseconds(std::min(ms, kMostMillis));
 }
 
+// The same of a time that a caller gives; none is negative.
+inline Duration Bounded(std::chrono::milliseconds time) {
+  return FromMillis(static_cast<uint64_t>(std::max<int64_t>(0, time.count())));
+}
+
 // The deadline of a thread's idle wait that its owner's Stop() ends by making the predicate true. A
 // thread that waits for another process uses a real deadline.
 inline constexpr TimePoint kUntilStopped = TimePoint::max();

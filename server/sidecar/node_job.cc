@@ -171,8 +171,8 @@ absl::Status NodeJob::AddWorker(const ipc::Hello& hello, std::shared_ptr<Connect
 void NodeJob::OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message,
                                UniqueFd arena) {
   if (spec_.node == 0 && message.id.generation > 0) {
-    const absl::Status moved = CodecStates::MoveShardResiduals(
-        buckets_.All(), message.id.generation, shards_, patience_.silence.shard());
+    const absl::Status moved = states_.MoveShardResiduals(buckets_.All(), message.id.generation,
+                                                          shards_, patience_.silence.shard());
     if (!moved.ok()) return Fail(moved);
   }
   const auto bucket =

@@ -74,9 +74,12 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
 
 absl::Status CodecStates::MoveShardResiduals(const Buckets& buckets, uint32_t generation,
                                              ShardGroup& shards, Duration timeout) {
+  MutexLock lock(mutex_);
   // As in Save, the states rest; but for those of buckets in flight, which keep their layout.
   for (const auto& bucket : buckets) {
     if (bucket->id().generation >= generation || bucket->round().in_flight()) continue;
+    // What shards have had since then, for other buckets, is newer.
+    if (!moved_.insert(bucket->id()).second) continue;
     for (const auto& codec : bucket->compressing()) {
       if (codec->keeps_shard_residuals()) continue;
       THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards, *codec, timeout));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,11 +39,11 @@ class CodecStates {
   // Encodes all states into an arena. With `shards`, which may be null, also what these have left
   // out of results; each read takes at most `timeout`. FailedPrecondition: a round is in flight.
   absl::StatusOr<BucketArena> Save(const Buckets& buckets, ShardGroup* shards, Duration timeout);
-  // To be called on the first node before a bucket of this generation is announced: reads what
-  // shards have left out of the results of earlier generations, for the next rounds to hand it to
-  // whichever shard sums the same elements then. Each read takes at most `timeout`.
-  static absl::Status MoveShardResiduals(const Buckets& buckets, uint32_t generation,
-                                         ShardGroup& shards, Duration timeout);
+  // To be called on the first node before a bucket of this generation is announced: reads, once,
+  // what shards have left out of the results of earlier generations, for the next rounds to hand it
+  // to whichever shard sums the same elements then. Each read takes at most `timeout`.
+  absl::Status MoveShardResiduals(const Buckets& buckets, uint32_t generation, ShardGroup& shards,
+                                  Duration timeout);
   // Puts the states that `arena` holds in the place of those here. Errors change nothing:
   // FailedPrecondition (a round is in flight), InvalidArgument (not states, or of other sizes).
   absl::Status Load(const Buckets& buckets, const BucketArena& arena);
@@ -54,6 +55,7 @@ class CodecStates {
 
   Mutex mutex_;
   ParameterStates states_ ABSL_GUARDED_BY(mutex_);
+  std::set<BucketId> moved_ ABSL_GUARDED_BY(mutex_);  // whose shards' residuals are here
 };
 
 }  // namespace thalweg

@@ -35,6 +35,11 @@ RoundRunner::RoundRunner(const RoundTerms& terms, const Context& context, InputT
       pool_(terms.threads),
       finish_pool_(terms.has_steps ? terms.threads : 1) {}
 
+void RoundRunner::WaitUntilIdle(TimePoint deadline) {
+  turns_.WaitUntilIdle(deadline);
+  steps_.WaitUntilIdle(deadline);
+}
+
 void RoundRunner::Wake() {
   turns_.Wake();
   steps_.Wake();
@@ -285,6 +290,7 @@ void RoundRunner::FinishLoop() {
     const std::optional<Step> step = steps_.Next();
     if (!step) return;
     status = TakeStep(*step);
+    steps_.NoteDone();
   }
   listener_.OnFailed(status);
 }

@@ -77,8 +77,9 @@ class RoundRunner {
   void OnResult(uint32_t shard, const RoundResult& received);
   // Worker `name` has left. Returns Aborted when a round waits for it; no other will begin.
   absl::Status OnWorkerLeft(uint32_t local_rank, const std::string& name);
-  // Waits until no bucket is on its way to the shards, or until `deadline`.
-  void WaitUntilIdle(TimePoint deadline) { turns_.WaitUntilIdle(deadline); }
+  // Waits until no bucket is on its way to the shards and no step is under way, or until
+  // `deadline`.
+  void WaitUntilIdle(TimePoint deadline);
 
   // Both return once the job does not go on. FinishLoop is needed only when the codecs have steps
   // after their first part.

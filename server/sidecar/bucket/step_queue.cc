@@ -33,7 +33,20 @@ std::optional<Step> StepQueue::Next() {
     step = TakeLocked();
     return step.has_value();
   });
+  is_taken_ = step.has_value();
   return step;
+}
+
+void StepQueue::NoteDone() {
+  MutexLock lock(mutex_);
+  is_taken_ = false;
+  idle_.NotifyAll();
+}
+
+bool StepQueue::WaitUntilIdle(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  return idle_.WaitUntil(mutex_, deadline,
+                         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_taken_; });
 }
 
 std::optional<Step> StepQueue::TakeLocked() {

@@ -33,6 +33,10 @@ class StepQueue {
 
   // Waits for a part that is here and takes its step out. Null when the job does not go on.
   std::optional<Step> Next();
+  // The step that was taken out has been done, or has failed.
+  void NoteDone();
+  // Waits until that is so of the last one, at most until `deadline`. Returns whether it is.
+  bool WaitUntilIdle(TimePoint deadline);
   void Wake();
 
  private:
@@ -45,8 +49,10 @@ class StepQueue {
   const JobOutcome& outcome_;
   Mutex mutex_;
   CondVar changed_;
+  CondVar idle_;
   std::deque<Waiting> first_ ABSL_GUARDED_BY(mutex_);  // in the order of sending
   std::deque<Waiting> later_ ABSL_GUARDED_BY(mutex_);
+  bool is_taken_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace thalweg

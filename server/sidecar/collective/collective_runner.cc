@@ -48,8 +48,14 @@ std::shared_ptr<NodeCollective> CollectiveRunner::FindLocked(uint32_t number, ui
 }
 
 void CollectiveRunner::Stop() {
+  Thread thread;
+  {
+    MutexLock lock(mutex_);
+    has_thread_ = true;  // a group that comes now starts none
+    thread = std::move(thread_);
+  }
   Wake();
-  thread_.Join();
+  thread.Join();
 }
 
 absl::Status CollectiveRunner::MakeGroup(uint32_t local_rank, const ipc::MakeGroup& message) {

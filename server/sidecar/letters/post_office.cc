@@ -281,7 +281,7 @@ absl::Status PostOffice::ReadLocked(uint32_t node, OpenedLetter opened, Copies& 
                                                    " bytes, ", bytes, " from byte ", letter.offset,
                                                    " on: ", why));
   };
-  if (letter.kind == LetterKind::kRequest) return SendBodyLocked(node, letter);
+  if (letter.kind == LetterKind::kRequest) return SendBodyLocked(node, letter, copies);
   if (letter.kind == LetterKind::kOffer) {
     if (bytes != 0 && bytes != letter.bytes) return refused("offers come with all bytes or none");
     Offer offer{letter.from, letter.tag, letter.bytes, node, letter.message, std::move(opened.body),
@@ -310,7 +310,7 @@ absl::Status PostOffice::ReadLocked(uint32_t node, OpenedLetter opened, Copies& 
   return absl::OkStatus();
 }
 
-absl::Status PostOffice::SendBodyLocked(uint32_t node, const Letter& request) {
+absl::Status PostOffice::SendBodyLocked(uint32_t node, const Letter& request, Copies& copies) {
   const auto found = sending_.find({node, request.message});
   if (found == sending_.end() || request.offset > found->second->call.bytes) {
     return absl::InvalidArgumentError(
@@ -331,6 +331,7 @@ absl::Status PostOffice::SendBodyLocked(uint32_t node, const Letter& request) {
   if (request.offset < total) return absl::OkStatus();
   SentLocked(*sending);
   sending_.erase(found);
+  copies.emplace_back([sending] {});  // its end tells the worker: without the lock
   return absl::OkStatus();
 }
 

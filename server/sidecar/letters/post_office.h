@@ -101,7 +101,7 @@ class PostOffice {
   absl::Status ReadLocked(uint32_t node, OpenedLetter letter, Copies& copies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OfferLocked(const std::shared_ptr<Sending>& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status SendBodyLocked(uint32_t node, const Letter& request)
+  absl::Status SendBodyLocked(uint32_t node, const Letter& request, Copies& copies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Asks senders for more, as far as memory on the way allows.
   void AskLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

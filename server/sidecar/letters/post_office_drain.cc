@@ -1,5 +1,6 @@
 // This file holds the part of PostOffice that lets a node leave when nobody needs it any more.
 #include <algorithm>
+#include <list>
 
 #include "server/sidecar/letters/post_office.h"
 
@@ -20,13 +21,17 @@ void PostOffice::DismissLocked(const Offer& offer) {
 size_t PostOffice::Drain(TimePoint deadline, const std::function<bool()>& has_ended) {
   size_t untaken = 0;
   const Duration for_settling = std::min<Duration>(kSettleTime, (deadline - Now()) / 10);
+  std::list<Offer> offers;  // they tell workers of their end: without the lock
   {
     MutexLock lock(mutex_);
     is_draining_ = true;
     for (auto& [to, mailbox] : mailboxes_) {
-      for (const Offer& offer : mailbox.TakeOffers()) DismissLocked(offer);
+      std::list<Offer> taken = mailbox.TakeOffers();
+      for (const Offer& offer : taken) DismissLocked(offer);
+      offers.splice(offers.end(), taken);
     }
   }
+  offers.clear();
   Act();
   {
     MutexLock lock(mutex_);
