@@ -137,6 +137,26 @@ def test_masters_are_saved_and_follow_who_writes_into_parameters():
     assert optimizer.param_groups_master[0]["params"][0].unique().tolist() == [3.0]
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda params: FusedAdam(params, 0.0, master_weights=True),
+        lambda params: FusedMixedPrecisionLamb(params, 0.0, reduced_precision_dtype=torch.bfloat16),
+    ],
+)
+def test_masters_follow_writes_also_after_a_step_without_their_gradient(build):
+    first, second = (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = build([first, second])
+    for has_grad in (True, False, True):
+        first.grad = torch.ones_like(first) if has_grad else None
+        second.grad = torch.ones_like(second)
+        if not has_grad:
+            with torch.no_grad():
+                first.fill_(5.0)
+        optimizer.step()
+    assert first.tolist() == [5.0, 5.0]
+
+
 def test_capturable_makes_the_rate_a_tensor_of_each_group():
     first, second = parameters()[:2]
     optimizer = FusedAdam([{"params": [first]}, {"params": [second], "lr": 0.5}], capturable=True)

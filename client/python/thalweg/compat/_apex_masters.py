@@ -47,7 +47,8 @@ class MasterMixin(MomentOptimizer):
     def _step_unfused(self, reason: RuntimeError) -> None:
         super()._step_unfused(reason)
         if self._has_masters and grad_scale(self) is not None:
-            self._versions = self._current_versions()
+            # A master whose parameter has no gradient has not followed it in this step.
+            self._versions = {**self._versions_seen(), **self._updated_versions()}
 
     def _weight(self, param: Tensor, held: Tensor) -> Tensor:
         if param.dtype not in self.master_types:
@@ -65,6 +66,6 @@ class MasterMixin(MomentOptimizer):
         seen: dict[int, int] = self.__dict__.get("_versions", {})
         return seen
 
-    def _current_versions(self) -> dict[int, int]:
+    def _updated_versions(self) -> dict[int, int]:
         params: list[Any] = [param for group in self.param_groups for param in group["params"]]
-        return {id(param): param._version for param in params}
+        return {id(param): param._version for param in params if param.grad is not None}
