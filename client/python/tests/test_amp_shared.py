@@ -108,6 +108,16 @@ def test_losses_of_different_scales_accumulate_in_a_shared_gradient(level):
     assert param.grad.tolist() == [2.0, 2.0]
 
 
+def test_shared_gradient_that_a_backward_does_not_reach_is_not_divided_again():
+    reached, left = Exact(), Exact()
+    params = [*reached.parameters(), *left.parameters()]
+    optimizers = [optim.SGD(params, lr=1.0), optim.SGD(left.parameters(), lr=1.0)]
+    setup([reached, left], optimizers, "O1", loss_scale=128.0)
+    for model in (left, reached):
+        backward(model, optimizers, inputs=(1.0, 2.0))
+    assert [param.grad.tolist() for param in params] == [[1.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize("unscales_first", [False, True])
 def test_steps_of_all_optimizers_take_a_shared_gradient_under_gradscaler(unscales_first):
     model, optimizers = made(optim.SGD)

@@ -153,6 +153,7 @@ class MixedOptimizer:
             before = self._stash.pop(id(target), None)
             if before is not None and target.grad is not None:
                 target.grad = before.add_(target.grad)
+        done.update(self._stash)  # what is put back has been divided by an earlier backward
         self._restore()
 
     def abandon_backward(self, scaler: LossScaler) -> None:
