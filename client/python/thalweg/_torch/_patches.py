@@ -102,6 +102,12 @@ DECLARED = (
     ),
     Method(
         GradScaler,
+        "_check_inf_per_device",
+        (Layer("finite", "all ranks of a ShardedGradScaler hear of an infinity on one"),),
+        compiled=False,
+    ),
+    Method(
+        GradScaler,
         "update",
         (
             Layer("amp", "the scale keeps to a decoration's settings"),

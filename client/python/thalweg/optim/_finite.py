@@ -1,14 +1,17 @@
 """GradScaler's question whether gradients are finite, answered by reading them.
 
-Torch asks by multiplying them by 1, which writes each again.
+Torch asks by multiplying them by 1, which writes each again. A ShardedGradScaler's ranks, of which
+each has a part of the gradients, get the same answer.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -19,8 +22,9 @@ from thalweg.optim._plan import known_plan
 
 
 def install() -> None:
-    """Replaces a method of GradScaler; for optimizers without a plan it does what it did."""
+    """Replaces methods of GradScaler; for optimizers without a plan the first does what it did."""
     _patches.install("finite", GradScaler, "_unscale_grads_", _unscale_or_look)
+    _patches.install("finite", GradScaler, "_check_inf_per_device", _check_on_all_ranks)
 
 
 def _unscale_or_look(  # noqa: PLR0917 - torch's order
@@ -36,6 +40,28 @@ def _unscale_or_look(  # noqa: PLR0917 - torch's order
     if allow_fp16 and (found := look(optimizer)) is not None:
         return {found.device: found}
     return unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+
+
+def _check_on_all_ranks(
+    check: Callable[..., dict[torch.device, Tensor]],
+    scaler: GradScaler,
+    /,
+    optimizer: Optimizer,
+) -> dict[torch.device, Tensor]:
+    """Does for steps that divide by themselves what ShardedGradScaler.unscale_() does for others.
+
+    It is a collective of the scaler's ranks.
+    """
+    found = check(scaler, optimizer)
+    # It is not imported here: a program that has such a scaler has imported it.
+    module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+    if module is None or not isinstance(scaler, module.ShardedGradScaler):
+        return found
+    for own in found.values():
+        total = own.to(scaler._device)  # where the scale is, and where the group's back end works
+        dist.all_reduce(total, group=scaler.process_group)
+        own.copy_(total)
+    return found
 
 
 @torch.no_grad()

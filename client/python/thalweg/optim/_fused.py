@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from thalweg.optim import _finite
 from thalweg.optim._norm import Norm
 from thalweg.optim._plan import on_device
 from thalweg.optim._shards import local_of
@@ -26,9 +27,18 @@ class FusedMixin:
     """
 
     is_internal = False  # whether no script has made it, so that switches for scripts pass it by
-    _step_supports_amp_scaling = True
     _fused_step: Step
     _norm: Norm | None = None
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # GradScaler asks before it looks at gradients, also before an optimizer's first step.
+        _finite.install()
+        return True
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, _: bool) -> None:
+        """Takes what torch's optimizers set for `fused=True`, which is so anyway."""
 
     @property
     def grad_norm(self) -> Tensor | None:

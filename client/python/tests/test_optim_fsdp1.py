@@ -1,0 +1,29 @@
+"""Tests fused optimizers under FullyShardedDataParallel (FSDP1): two processes over Gloo, CPU."""
+
+import pytest
+import torch
+from gloo_workers import run_workers
+
+from thalweg.optim import FusedAdam
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Returns the results of both workers."""
+    folder = tmp_path_factory.mktemp("store")
+    return run_workers("optim_fsdp1_worker.py", 2, folder, timeout=100, OMP_NUM_THREADS="1")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("kind", ["AdamW", "FusedAdamW", "FusedSGD"])
+def test_infinity_in_one_shard_skips_the_step_on_all_ranks(results, kind, flat):
+    for result in results:
+        scales, changed, counts = result["overflow"][f"{kind} {flat}"]
+        assert scales == [8.0, 8.0, 4.0, 4.0]
+        assert changed == [False, True, False, True]
+        assert counts == ([] if kind == "FusedSGD" else [2])
+
+
+def test_optimizer_made_with_fused_takes_scales_itself():
+    param = torch.nn.Parameter(torch.zeros(1))
+    assert FusedAdam([param], fused=True)._step_supports_amp_scaling
