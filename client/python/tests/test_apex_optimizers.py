@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from amp_models import casts_off_afterwards, setup
+from amp_models import Exact, casts_off_afterwards, setup
 from apex_optim import (
     ADAM,
     LR,
@@ -29,6 +29,7 @@ from thalweg.compat._apex_optimizers_more import (
     FusedMixedPrecisionLamb,
     FusedNovoGrad,
 )
+from thalweg.compat._names import aiak_amp_decorate
 
 pytestmark = pytest.mark.numeric
 
@@ -299,6 +300,29 @@ def test_larc_trains_in_mixed_precision(level):
         optimizer.step()
         for old, new in zip(before, amp.master_params(optimizer), strict=True):
             assert not torch.equal(old, new)
+
+
+@pytest.mark.parametrize("decorates_inner", [False, True])
+def test_larc_adapts_masters_where_no_scaler_has_filled_them(decorates_inner):
+    def build(model):
+        return optim.SGD(model.parameters(), lr=0.25, momentum=0.5, weight_decay=0.5)
+
+    model, plain = Exact(), Exact()
+    other = LARC(build(plain))
+    optimizer = build(model) if decorates_inner else LARC(build(model))
+    aiak_amp_decorate(model, optimizer, half_dtype=torch.bfloat16)
+    optimizer = LARC(optimizer) if decorates_inner else optimizer
+    for step in range(3):
+        if step == 1:  # the step decays what somebody has written
+            with torch.no_grad():
+                for each in (model, plain):
+                    each.weight.fill_(4.0)
+        for each, its in ((model, optimizer), (plain, other)):
+            its.zero_grad()
+            each(torch.tensor([1.0, 3.0])).backward()
+            its.step()
+    (master,) = amp.master_params(optimizer)
+    assert torch.equal(master, plain.weight)
 
 
 @pytest.mark.parametrize("inner", [optim.SGD, FusedSGD, ours.FusedSGD, ours.FusedAdam])

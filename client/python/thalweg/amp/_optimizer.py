@@ -180,6 +180,11 @@ class MixedOptimizer:
             return
         self._filled = self._held.replace_gradients(_UNSCALED)
 
+    def catch_up(self) -> None:
+        """Gives masters what a step would give them, for wrappers that look at them before it."""
+        self.fill_masters(again=False)
+        self._held.follow()
+
     def _restore(self) -> None:
         """Puts back gradients that were set aside and met no new ones."""
         for param in self._held.own:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from thalweg.amp._optimizer import mixed_optimizer_of
+
 __all__ = ["LARC"]
 
 
@@ -86,6 +88,7 @@ class LARC(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._catch_up()
         decays = [group.get("weight_decay", 0) for group in self.param_groups]
         try:
             for group, decay in zip(self.param_groups, decays, strict=True):
@@ -98,6 +101,13 @@ class LARC(Optimizer):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
         return loss
+
+    def _catch_up(self) -> None:
+        """Has masters ready before the optimizer's own step, whose hooks would see to them."""
+        for optimizer in (self, self.optim):
+            mixed = mixed_optimizer_of(optimizer)
+            if mixed is not None:
+                mixed.catch_up()
 
     @torch.no_grad()
     def _adapt(self, group: dict[str, Any], decay: float) -> None:
