@@ -97,6 +97,29 @@ def test_closures_run_where_nothing_is_scaled():
     torch.testing.assert_close(model.weight.detach(), torch.full((2,), 3.0), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_closures_compute_with_casts_and_steps_without(by_name):
+    seen = []
+
+    def multiply():
+        seen.append(torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype)
+
+    class Multiplying(optim.SGD):
+        def step(self, closure):
+            multiply()
+            closure()
+            multiply()
+
+    optimizer = Multiplying(Exact().parameters(), lr=0.25)
+    setup([], optimizer, "O1", half_dtype=torch.bfloat16)
+    if by_name:
+        optimizer.step(closure=multiply)
+    else:
+        optimizer.step(multiply)
+    multiply()
+    assert seen == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_schedulers_do_not_warn_and_see_every_step(before):
     model = network()

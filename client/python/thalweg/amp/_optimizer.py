@@ -8,7 +8,7 @@ advances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -193,7 +193,9 @@ class MixedOptimizer:
                 param.grad = before
         self._stash.clear()
 
-    def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0]: optimizer
         if closure is not None and (self._held.masters or self.scales):
             raise RuntimeError(
@@ -212,7 +214,7 @@ class MixedOptimizer:
             self._hidden = [(param, param.grad) for param in targets if param.grad is not None]
             for param, _grad in self._hidden:
                 param.grad = None
-            return
+            return None
         self.fill_masters(again=False)
         if not (self.native or self._begun) and any(p.grad is not None for p in self._held.params):
             raise RuntimeError(
@@ -221,6 +223,11 @@ class MixedOptimizer:
                 "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields"
             )
         self._held.follow()
+        if closure is None:
+            return None
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": _with_casts(closure)}
+        return (args[0], _with_casts(closure), *args[2:]), kwargs
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,6 +245,18 @@ class MixedOptimizer:
             for master in self._held.masters:
                 master.finish_step()
         self.skip = self._filled = False
+
+
+def _with_casts(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a closure for a step, which computes the loss with the casts that are off there."""
+
+    def run() -> Any:  # noqa: ANN401
+        casting.stepping = False
+        loss = closure()
+        casting.stepping = True
+        return loss
+
+    return run
 
 
 def mixed_optimizer_of(optimizer: object) -> MixedOptimizer | None:
