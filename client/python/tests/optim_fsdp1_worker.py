@@ -4,6 +4,7 @@ parameters; prints what it finds.
 Usage: optim_fsdp1_worker.py RANK STORE
 """
 
+import functools
 import gc
 import json
 import sys
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from thalweg.optim import FusedAdamW, FusedSGD
+from thalweg.optim import FusedAdamW, FusedLAMB, FusedSGD
 
 RANK = int(sys.argv[1])
 CPU = torch.device("cpu")
@@ -52,7 +53,32 @@ def overflow(kind, use_orig_params=True):
     return [scales, changed, counts]
 
 
+def refusal(make, use_orig_params=True, dtype=torch.float32):
+    """Returns what the first step of `make(parameters)` says, and whether weights have changed."""
+    model = sharded(use_orig_params).to(dtype)
+    optimizer = make(model.parameters())
+    before = [p.detach().clone() for p in model.parameters()]
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        text = str(error)
+    else:
+        text = ""
+    return [text, not all(map(torch.equal, before, map(torch.detach, model.parameters())))]
+
+
+def later_bound(params):
+    optimizer = FusedSGD(params, lr=1.0)
+    optimizer.step()  # there are no gradients yet
+    optimizer.max_grad_norm = 1.0
+    return optimizer
+
+
 def main():
+    clipping = functools.partial(FusedSGD, lr=1.0, max_grad_norm=1.0)
+    ratios = functools.partial(FusedLAMB, weight_decay=0.1, max_grad_norm=None)
     kinds = (torch.optim.AdamW, FusedAdamW, FusedSGD)
     return {
         "overflow": {
@@ -60,6 +86,15 @@ def main():
             for kind in kinds
             for flat in (False, True)
         },
+        "norms": {
+            "clipping": refusal(clipping),
+            "clipping, flat": refusal(clipping, use_orig_params=False),
+            "bound set later": refusal(later_bound),
+            "LAMB": refusal(FusedLAMB),
+            "LAMB without clipping, flat": refusal(ratios, use_orig_params=False),
+            "LAMB, float64": refusal(FusedLAMB, dtype=torch.float64),
+        },
+        "no norms": refusal(functools.partial(FusedSGD, lr=1.0)),
     }
 
 

@@ -24,6 +24,15 @@ def test_infinity_in_one_shard_skips_the_step_on_all_ranks(results, kind, flat):
         assert counts == ([] if kind == "FusedSGD" else [2])
 
 
+def test_steps_that_need_norms_refuse_shards(results):
+    for result in results:
+        for text, changed in result["norms"].values():
+            assert "model.clip_grad_norm_()" in text
+            assert "fully_shard()" in text
+            assert not changed
+        assert result["no norms"] == ["", True]
+
+
 def test_optimizer_made_with_fused_takes_scales_itself():
     param = torch.nn.Parameter(torch.zeros(1))
     assert FusedAdam([param], fused=True)._step_supports_amp_scaling

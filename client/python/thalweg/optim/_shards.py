@@ -2,7 +2,8 @@
 
 The kernels update plain tensors, so each DTensor has a stand-in: a plain tensor in the same memory
 as this process's part of it, with its gradient while a step runs. Only norms differ: those of LAMB
-are of whole tensors, and are summed over processes.
+are of whole tensors, and are summed over processes. The shards of FullyShardedDataParallel (FSDP1)
+are plain tensors; steps that need norms refuse them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,23 @@ def is_dtensor(tensor: Tensor) -> bool:
     # It is not imported here: that takes a second, and a program with DTensors has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_flat_shard(tensor: Tensor) -> bool:
+    """Returns whether it is this process's part of what FullyShardedDataParallel has flattened: a
+    plain tensor, which does not say who has the rest.
+    """
+    return getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False)
+
+
+def refuse_norms_of_flat_shards(optimizer: Any) -> None:  # noqa: ANN401
+    """Raises RuntimeError: a step needs norms, and these would be of this process's parts."""
+    raise RuntimeError(
+        f"thalweg: {type(optimizer).__name__} needs norms of whole tensors, and a parameter is a "
+        "shard of FullyShardedDataParallel, expected none, as each process would use norms of its "
+        "own: to clip, leave out max_grad_norm and call model.clip_grad_norm_() before the step; "
+        "for LAMB shard the model by fully_shard()"
+    )
 
 
 def local_of(tensor: Any) -> Tensor:  # noqa: ANN401

@@ -12,6 +12,7 @@ from thalweg.optim import _finite
 from thalweg.optim._copies import mark_stored
 from thalweg.optim._norm import Norm, drop_norm, drop_squares, grad_bounds, take_squares
 from thalweg.optim._plan import Keys, Plan, on_device, plan_of
+from thalweg.optim._shards import refuse_norms_of_flat_shards
 
 _Group = dict[str, Any]
 
@@ -90,6 +91,8 @@ def _step(
     if inputs is None:
         return
     with plan_of(optimizer, keys, steps=steps, own=own, shards=shards) as plan:
+        if plan.has_flat_shards and (kernel == "lamb" or any(grad_bounds(optimizer))):
+            refuse_norms_of_flat_shards(optimizer)
         bounds = _clip(optimizer, plan, inputs)
         groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
         for group, members, bound in groups:

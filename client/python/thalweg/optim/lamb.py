@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thalweg.optim._moments import Batch, MomentOptimizer, adam_updates, subtract
-from thalweg.optim._shards import norms
+from thalweg.optim._shards import is_flat_shard, norms, refuse_norms_of_flat_shards
 from thalweg.optim._steps import lamb_step
 
 
@@ -42,7 +42,8 @@ class FusedLAMB(MomentOptimizer):
         use_nvlamb: apply r also where weight_decay is 0.
         maximize: ascend.
 
-    Raises ValueError for arguments out of their range.
+    Raises ValueError for arguments out of their range. A step raises RuntimeError for shards of
+    FullyShardedDataParallel, whose norms would be each process's own.
     """
 
     _fused_step = staticmethod(lamb_step)
@@ -79,6 +80,11 @@ class FusedLAMB(MomentOptimizer):
 
     def _grad_bounds(self) -> list[float]:
         return [max(group["max_grad_norm"] or 0.0, 0.0) for group in self.param_groups]
+
+    def _step_unfused(self, reason: RuntimeError) -> None:
+        if any(is_flat_shard(param) for group in self.param_groups for param in group["params"]):
+            refuse_norms_of_flat_shards(self)
+        super()._step_unfused(reason)
 
     def _global_norm(self, batches: list[Batch]) -> Tensor | None:
         grads = [grad for batch in batches for grad in batch.grads]
