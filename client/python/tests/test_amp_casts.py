@@ -254,6 +254,27 @@ def test_recurrent_cells_compute_in_half(kind):
     assert (result[0] if kind is nn.LSTMCell else result).dtype is torch.float16
 
 
+@pytest.mark.parametrize("half", ROUNDOFF)
+@pytest.mark.parametrize("layers", [0, 2])
+def test_transformers_compute_in_half_in_evaluation(layers, half):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    if layers:
+        model = nn.TransformerEncoder(model, layers)
+    model.eval()
+    inputs = torch.randn(2, 3, 8)
+    with torch.inference_mode():
+        expected = model(inputs)
+        amp.init(half_dtype=half)
+        result = model(inputs)
+        with amp.disable_casts():
+            assert torch.equal(model(inputs), expected)
+        attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        assert attention(*[inputs] * 3)[0].dtype is half
+    # Outputs are normalised: magnitudes of 1, of which each layer rounds a few times.
+    torch.testing.assert_close(result.float(), expected, rtol=0, atol=16 * ROUNDOFF[half])
+
+
 def test_tensors_of_the_host_are_left_alone_beside_an_accelerator(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     amp.init()

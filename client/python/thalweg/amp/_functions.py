@@ -204,6 +204,7 @@ def _replace_listed(replacements: Replacements, *, allow_banned: bool) -> None:
     for name in lists.RNNS.split():
         replace_rnn(replacements, _VF, name)
     replacements.replace(nn.RNNBase, "check_input", _check_input_of_any_type)
+    replacements.replace(torch.backends.mha, "get_fastpath_enabled", _without_fast_path)
     for name, reason in lists.BANNED.items():
         replacements.replace(
             torch.nn.functional,
@@ -223,6 +224,18 @@ def _check_input_of_any_type(check: Callable[..., None]) -> Callable[..., None]:
             weights = next(module.parameters()).dtype
             input = torch.empty(input.shape, dtype=weights, device="meta")
         check(module, input, batch_sizes)
+
+    return wrapper
+
+
+def _without_fast_path(is_enabled: Callable[[], bool]) -> Callable[[], bool]:
+    """The fast path of attention in evaluation is one function, whose weights are not cast; torch
+    leaves it out under autocast, too.
+    """
+
+    @functools.wraps(is_enabled)
+    def wrapper() -> bool:
+        return is_enabled() and not casting.on
 
     return wrapper
 
