@@ -216,6 +216,21 @@ def test_lamb_divides_once_and_skips_what_is_not_finite(divides):
     assert all(map(torch.equal, params, plain))
 
 
+def test_hooks_of_lambs_step_run_once_also_beside_another_lamb():
+    param = nn.Parameter(torch.ones(2))
+    ours.FusedLAMB([param])
+    optimizer = FusedMixedPrecisionLamb([param])
+    param.grad = torch.ones(2)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))  # makes its state
+    optimizer.step()
+    optimizer.step(grad_scaler=scaler)
+    assert seen == ["before", "after"] * 2
+
+
 def test_steps_of_lamb_count_from_the_argument():
     param = nn.Parameter(torch.ones(2))
     optimizer = FusedMixedPrecisionLamb([param], step=10)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from thalweg.compat._apex_masters import MasterMixin
 from thalweg.compat._apex_optimizers import refuse
 from thalweg.compat._apex_updates import update_by_adagrad, update_by_novograd
+from thalweg.optim._fused import FusedMixin
 from thalweg.optim._moments import refuse_unusable
 from thalweg.optim._settings import SettingsMixin
 from thalweg.optim.lamb import LAMB
@@ -208,7 +209,7 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
         or skip if they are not finite.
         """
         if grad_scaler is None:
-            return super().step(closure)
+            return self._step(closure)
         known = grad_scaler._per_optimizer_states[id(self)]
         is_divided = known["stage"] is OptState.UNSCALED
         found = known["found_inf_per_device"] if is_divided else {}
@@ -218,6 +219,10 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
         self.grad_scale = torch.ones_like(scale) if is_divided else scale
         self.found_inf = sum(flag.to(scale.device) for flag in found.values())
         try:
-            return super().step(closure)
+            return self._step(closure)
         finally:
             del self.grad_scale, self.found_inf
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:  # noqa: ANN401
+        # This class's step runs hooks, and so does LAMB.step once there has been a LAMB.
+        return FusedMixin.step(self, closure)
