@@ -58,6 +58,29 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         _check(defaults)
         super().__init__(params, defaults)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Is Optimizer.load_state_dict, with moments in float32, and takes checkpoints of torch's
+        and apex's Adam.
+
+        Settings that a group lacks there stay what they are. Decay stays as `adam_w_mode` has it,
+        whatever `decoupled_weight_decay` says, and a group's `step` is that of its parameters.
+        """
+        kept = [{name: g[name] for name in self.defaults if name in g} for g in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, kept, strict=True):
+            for name, value in {**self.defaults, **own}.items():
+                group.setdefault(name, value)
+            group.pop("decoupled_weight_decay", None)
+            self._spread_count(group)
+
+    def _spread_count(self, group: dict[str, Any]) -> None:
+        """Gives a group's `step`, as apex counts, to each of its parameters that has moments."""
+        step = group.pop("step", None)
+        for param in group["params"] if step is not None else ():
+            state = self.state.get(param)
+            if state:
+                state.setdefault("step", torch.tensor(float(step), dtype=torch.float32))
+
     def _step_fused(self) -> None:
         with remembered_refusals(self):
             super()._step_fused()
