@@ -1,6 +1,7 @@
 """Tests what thalweg.amp changes in optimizers, and what it leaves unchanged."""
 
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -95,6 +96,53 @@ def test_closures_run_where_nothing_is_scaled():
     optimizer.step(closure)
     # LBFGS stops where the gradient 2·(w - 3) is below 1e-7, or rounds to it.
     torch.testing.assert_close(model.weight.detach(), torch.full((2,), 3.0), rtol=0, atol=1e-5)
+
+
+class Wrapper(optim.Optimizer):
+    """Leaves out Optimizer.__init__, as timm.optim.Lookahead does."""
+
+    def __init__(self, inner, kind):
+        if kind == "own hooks":
+            self._optimizer_step_pre_hooks = OrderedDict()
+            self._optimizer_step_post_hooks = OrderedDict()
+        self.inner = inner
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, {}
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+
+@pytest.fixture
+def unhooked(monkeypatch):
+    """Has torch find the step of Wrapper as no optimizer has been built from it."""
+    monkeypatch.setattr(Wrapper, "step", Wrapper.step)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("kind", ["own hooks", "hooks of the inner"])
+def test_wrappers_that_torch_has_not_hooked_train_and_skip(level, kind, unhooked):
+    model = Exact()
+    optimizer = Wrapper(optim.SGD(model.parameters(), lr=0.25, weight_decay=0.5), kind)
+    setup(model, optimizer, level, num_losses=2)
+    scales = {f"loss_scaler{i}": {"loss_scale": 128.0, "unskipped": 0} for i in range(2)}
+    amp.load_state_dict(scales)
+    for inputs in ([1.0, 2.0], [float("inf"), 1.0]):
+        optimizer.zero_grad()
+        backward(model, optimizer, inputs, loss_id=int(inputs[0] != 1.0))
+        optimizer.step()
+    # w - 0.25 * (x + 0.5 * w), once
+    assert model.weight.tolist() == [1.0 - 0.375, 2.0 - 0.75]
+
+
+def test_wrapper_whose_step_cannot_be_hooked_is_refused(unhooked):
+    model = Exact()
+    optimizer = Wrapper(optim.SGD(model.parameters(), lr=0.25), "own hooks")
+    optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(RuntimeError, match="step of a Wrapper has been replaced"):
+        setup(model, optimizer, "O2")
 
 
 @pytest.mark.parametrize("by_name", [False, True])

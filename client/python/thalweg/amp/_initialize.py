@@ -75,7 +75,7 @@ def initialize(  # noqa: PLR0917 - apex's order
 
     Raises:
         ValueError: an option is malformed or does not fit the level.
-        RuntimeError: a model is not in float32, or is wrapped already.
+        RuntimeError: a model is not in float32, or is wrapped already; a step runs no hooks.
         TypeError: something is neither a Module nor an Optimizer.
     """
     state.verbosity = verbosity

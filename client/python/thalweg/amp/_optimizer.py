@@ -51,6 +51,7 @@ class MixedOptimizer:
         self._held = MasterSet(optimizer, ensure_master if masters else None)
         self._zero_grad = optimizer.zero_grad
         self._add_param_group = optimizer.add_param_group
+        _have_step_run_hooks(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -245,6 +246,23 @@ class MixedOptimizer:
             for master in self._held.masters:
                 master.finish_step()
         self.skip = self._filled = False
+
+
+def _have_step_run_hooks(optimizer: Optimizer) -> None:
+    """Sees to it for wrappers of optimizers that leave out Optimizer.__init__, which would.
+
+    Raises RuntimeError if it cannot.
+    """
+    if getattr(type(optimizer).step, "hooked", False):
+        return
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        return  # the hooks are those of an optimizer within, whose step runs them
+    if "step" in vars(optimizer):
+        raise RuntimeError(
+            f"step of a {type(optimizer).__name__} has been replaced, expected its own: it does "
+            "not run torch's hooks. Build schedulers and the like after mixed precision is set up"
+        )
+    optimizer._patch_step_function()
 
 
 def _with_casts(closure: Callable[[], Any]) -> Callable[[], Any]:
