@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of
+from thalweg.optim._overlap import addresses, overlap
 from thalweg.optim._shards import StandIns, is_dtensor, is_flat_shard, local_state, total_squares
 from thalweg.optim._state import complete_state, has_state, hide_steps
 
@@ -68,6 +69,12 @@ class GroupPlan:
                 "thalweg: a group has a parameter twice, expected each once: they would be updated "
                 "at the same time"
             )
+        self._addresses = addresses(self.stand_ins.tensors)
+        if overlap(self.stand_ins.tensors):
+            raise NotFusable(
+                "thalweg: two parameters of a group lie in the same memory, expected each in its "
+                "own: they would be updated at the same time"
+            )
         completed = [complete_state(state.get(p, {}), p, self.keys, counted=steps) for p in used]
         self._dicts: list[dict[str, Any]] = []
         names = (*self.keys, "step") if self.keys else ()
@@ -96,9 +103,19 @@ class GroupPlan:
             self.keys == keys(group)
             and _same(group["params"], self.params)
             and self.stand_ins.hold()
+            and self._lies_apart()
             and not any(p.grad is not None for p in self._idle)
             and all(_same(map(itemgetter(k), self._dicts), v) for k, v in self._kept.items())
         )
+
+    def _lies_apart(self) -> bool:
+        """Returns whether parameters still have memory of their own: `.data` may have moved."""
+        now = addresses(self.stand_ins.tensors)
+        if now != self._addresses:
+            if overlap(self.stand_ins.tensors):
+                return False
+            self._addresses = now
+        return True
 
     def with_grads(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Gradients, of DTensors what this process holds, each with its parameter."""
