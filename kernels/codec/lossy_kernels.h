@@ -19,7 +19,8 @@
 namespace thalweg {
 
 // All functions require elems ≤ kMaxLossyElems and are thread-safe. They follow the contracts of
-// EncodeLossy, DecodeLossy, CountOverflow and FoldLossy, which have checked the format, the type and the weights.
+// EncodeLossy, DecodeLossy, CountOverflow and FoldLossy, which have checked the format, the type
+// and the weights.
 class LossyKernels {
  public:
   virtual Encoded Encode(double topk_ratio, const float* values, Feedback feedback, uint64_t elems,
