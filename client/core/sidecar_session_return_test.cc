@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/core/sidecar_session.h"
+#include "client/core/testing/open_sockets.h"
 #include "core/base/testing/test_patience.h"
 #include "core/ipc/listener.h"
 
@@ -214,6 +215,16 @@ TEST_F(SessionReturnTest, RoundInFlightIsSubmittedAgainAndEndsThere) {
   EXPECT_THAT(second.get(), ElementsAre(5, 6, 7, 8));
   EXPECT_EQ(session_->stats().sidecar_returns, 1u);
   EXPECT_TRUE(session_->status().ok());
+}
+
+TEST_F(SessionReturnTest, ForkedChildKeepsNoConnectionThatIsStillToBeWelcomed) {
+  auto second = BeginSecondRound();
+  ReplaceSidecar();
+  TakeKeptBucket();
+  // Neither the former connection nor the next one.
+  EXPECT_EQ(OpenSocketsOfChild(), OpenSockets() - 2);
+  session_->Close();
+  second.get();
 }
 
 TEST_F(SessionReturnTest, NextProcessKnowsTheLossScaleBeforeARoundBegins) {

@@ -35,5 +35,13 @@ TEST(HostClockTest, OffsetIsWithinItsErrorWhicheverWayIsTheLongerOne) {
   }
 }
 
+TEST(ClockTest, TimesThatACallerGivesAreBetweenNothingAndTenYears) {
+  using std::chrono::milliseconds;
+  constexpr Duration kYears = std::chrono::hours(10 * 365 * 24);
+  EXPECT_EQ(Bounded(milliseconds(1500)), milliseconds(1500));
+  EXPECT_EQ(Bounded(milliseconds::max()), kYears);
+  EXPECT_EQ(Bounded(milliseconds::min()), Duration::zero());
+}
+
 }  // namespace
 }  // namespace thalweg::host_clock_test

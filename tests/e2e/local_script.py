@@ -4,15 +4,14 @@ MODE is several of adagrad, accumulate, byhand, compiled, clip, scaler, part, tw
 anew, anewhalf, anewscaled, phases and resumed, joined by "_".
 """
 
-import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accumulating import accumulating
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -44,16 +43,6 @@ def loss_of(mode: str, ddp: nn.Module, step: int, part: int) -> torch.Tensor:
     if "compiled" in mode:
         return torch.compile(lambda x: ddp(x).square().mean(), backend="eager")(batch)
     return ddp(batch).square().mean()
-
-
-@contextlib.contextmanager
-def accumulating(mode: str, ddp: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
-    if "byhand" in mode:  # as nanoGPT does
-        ddp.require_backward_grad_sync = is_last
-        yield
-    else:
-        with contextlib.nullcontext() if is_last else ddp.no_sync():
-            yield
 
 
 def resume(ddp: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -98,7 +87,7 @@ def main() -> None:
             optimizer.zero_grad()
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
-            with accumulating(mode, ddp, is_last=part + 1 == passes):
+            with accumulating(ddp, by_hand="byhand" in mode, is_last=part + 1 == passes):
                 scaler.scale(loss_of(mode, ddp, step, part)).backward()
         if "clip" in mode:
             clip_grad_norm_(ddp.parameters(), 0.5)

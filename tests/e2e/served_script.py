@@ -10,11 +10,11 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accumulating import accumulating
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -64,16 +64,6 @@ def halve(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tens
     """Is a communication hook that averages, and halves the gradients."""
     work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
-
-
-@contextlib.contextmanager
-def accumulating(mode: str, ddp: DistributedDataParallel, *, is_last: bool) -> Iterator[None]:
-    if "byhand" in mode:  # as nanoGPT does
-        ddp.require_backward_grad_sync = is_last
-        yield
-    else:
-        with contextlib.nullcontext() if is_last else ddp.no_sync():
-            yield
 
 
 def forget_gradients(mode: str, optimizer: torch.optim.Optimizer, ddp: nn.Module) -> None:
@@ -137,7 +127,7 @@ def main() -> None:
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):
             seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
-            with accumulating(mode, ddp, is_last=part + 1 == passes):
+            with accumulating(ddp, by_hand="byhand" in mode, is_last=part + 1 == passes):
                 loss = ddp(torch.randn(8, 20, generator=seed)).square().mean()
                 if "scaler" in mode and step % 5 == 3 and dist.get_rank() == 1:
                     loss = loss * float("inf")

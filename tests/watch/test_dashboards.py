@@ -39,7 +39,7 @@ def test_shards_to_choose_are_also_those_of_sidecars():
 
 
 def evaluate(folder, place, series, at, expected):
-    """Has promtool evaluate the first expression of a panel, with 5m and 1h for Grafana's ranges.
+    """Lets promtool evaluate the first expression of a panel. Grafana's ranges are 5m and 1h.
 
     `series` is values by series, `expected` the value by labels.
     """

@@ -1,5 +1,6 @@
 """Sets up and cleans up every test of this folder."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,17 @@ hypothesis.settings.load_profile("tests")
 
 # tests/e2e has certificates.py.
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "e2e"))
+
+
+@pytest.fixture
+def lone_group() -> Iterator[None]:
+    """Makes this process the only one of a process group."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()  # otherwise a thread of Gloo may release a tensor while Python ends
+    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

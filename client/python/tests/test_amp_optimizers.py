@@ -117,7 +117,7 @@ class Wrapper(optim.Optimizer):
 
 @pytest.fixture
 def unhooked(monkeypatch):
-    """Has torch find the step of Wrapper as no optimizer has been built from it."""
+    """Leaves the step of Wrapper as it is before an optimizer has been built from the class."""
     monkeypatch.setattr(Wrapper, "step", Wrapper.step)
 
 

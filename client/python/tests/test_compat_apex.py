@@ -1,6 +1,5 @@
 """Tests the module `apex` that thalweg.compat.apex installs on request."""
 
-import gc
 import importlib.util
 import logging
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from amp_models import script_environment
 from torch import nn
 
@@ -31,14 +29,6 @@ def clean(monkeypatch):
     remove()
     yield
     remove()
-
-
-@pytest.fixture
-def lone_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()  # otherwise a thread of Gloo may release a tensor while Python ends
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

@@ -6,18 +6,12 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg._activation import _left_alone
 
-
-@pytest.fixture(autouse=True)
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("lone_group")
 
 
 @pytest.fixture

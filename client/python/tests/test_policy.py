@@ -1,9 +1,7 @@
-import gc
 import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg
@@ -170,12 +168,9 @@ class Tables(torch.nn.Module):
 
 
 @pytest.fixture
-def wrapped():
+def wrapped(lone_group):
     """Returns a function that wraps a module as in a script; this process is the only one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield DistributedDataParallel
-    gc.collect()  # otherwise a thread of Gloo may release a tensor while Python ends
-    dist.destroy_process_group()
+    return DistributedDataParallel
 
 
 def test_embeddings_of_a_module_are_found_by_name(wrapped):

@@ -134,7 +134,7 @@ FinishedRound BucketRound::Finish(TimePoint now) {
     message.wire_bytes_sent += codec->traffic.sent;
     message.wire_bytes_received += codec->traffic.received;
   }
-  message.link_bytes_sent = std::exchange(link_bytes_, 0);
+  message.link_bytes_sent = link_bytes_.exchange(0);
   const Duration wire_time = first_sent_ ? now - *first_sent_ : Duration::zero();
   message.reduce_ns = static_cast<uint64_t>(ToNanos(reduce_time_));
   message.wait_ns = static_cast<uint64_t>(ToNanos(wait_time_));
@@ -145,11 +145,6 @@ FinishedRound BucketRound::Finish(TimePoint now) {
   num_submitted_ = 0;
   submitted_.assign(submitted_.size(), false);
   return finished;
-}
-
-void BucketRound::CountOnLink(uint64_t bytes) {
-  MutexLock lock(mutex_);
-  link_bytes_ += bytes;
 }
 
 void BucketRound::AddReduceTime(Duration time) {

@@ -4,6 +4,7 @@
 //   gathering ──Submit by the last worker──▶ queued ──Begin──▶ running ──Finish──▶ gathering
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -69,7 +70,7 @@ class BucketRound {
   FinishedRound Finish(TimePoint now);
 
   // The node's link carries so many bytes for the round.
-  void CountOnLink(uint64_t bytes);
+  void CountOnLink(uint64_t bytes) { link_bytes_ += bytes; }
   void AddReduceTime(Duration time);
   void AddWaitTime(Duration time);
 
@@ -139,7 +140,7 @@ class BucketRound {
   size_t codecs_left_ ABSL_GUARDED_BY(mutex_) = 0;        // that have not got their results
   uint32_t finished_chunks_ ABSL_GUARDED_BY(mutex_) = 0;  // of all parts
   uint32_t workers_ ABSL_GUARDED_BY(mutex_) = 0;          // that the result is the mean over
-  uint64_t link_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> link_bytes_{0};
   Duration reduce_time_ ABSL_GUARDED_BY(mutex_){};
   Duration wait_time_ ABSL_GUARDED_BY(mutex_){};
   Duration decode_time_ ABSL_GUARDED_BY(mutex_){};

@@ -137,7 +137,7 @@ void JobCompression::Count(const NodeBucket& bucket) {
   }
   CompressionLoss sample;
   for (const auto& codec : bucket.compressing()) sample += codec->loss();
-  // Of a gradient that is not finite no part is known.
+  // A gradient that is not finite has no norm: the last sample stays.
   if (std::isfinite(sample.whole) && std::isfinite(sample.residual)) {
     loss_[bucket.id().index] = sample;
   }

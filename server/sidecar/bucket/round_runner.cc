@@ -12,14 +12,10 @@
 namespace thalweg {
 namespace {
 
-// Returns what is contributed of `share`, which the bucket's memory or its codec's holds until the
-// next round. A shard in this process may hold what it has answered already: then it is a copy.
-Payload PayloadOf(std::span<const std::byte> share, const std::shared_ptr<NodeBucket>& bucket,
-                  const std::optional<UpdateRule>& update) {
-  if (!update || !update->answers_early()) return Payload(share, bucket);
-  std::shared_ptr<std::byte[]> copy = std::make_shared_for_overwrite<std::byte[]>(share.size());
-  std::copy(share.begin(), share.end(), copy.get());
-  return Payload({copy.get(), share.size()}, copy);
+Payload CopyOf(std::span<const std::byte> bytes) {
+  std::shared_ptr<std::byte[]> copy = std::make_shared_for_overwrite<std::byte[]>(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), copy.get());
+  return Payload({copy.get(), bytes.size()}, copy);
 }
 
 }  // namespace
@@ -193,13 +189,17 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   contribution.id = {part->bucket.id, chunk, part->round};
   contribution.wire = part->bucket.wire;
   contribution.elems = part->plan.Elems(chunk);
-  contribution.payload = PayloadOf(share, bucket, part->bucket.update);
+  const uint32_t shard = part->shard_of_chunk[chunk];
+  const std::optional<UpdateRule>& update = part->bucket.update;
+  // The share lies there until the next round, which may begin while the shard of this process
+  // still refers to it.
+  const bool outlasts_round = shard == terms_.own_shard && update && update->answers_early();
+  contribution.payload = outlasts_round ? CopyOf(share) : Payload(share, bucket);
   contribution.settings = bucket->round().settings();
   if (HasResidual(contribution.wire)) contribution.loss_scale = bucket->round().loss_scale();
   const TimePoint encoded = Now();
   bucket->round().NoteSent(*codec, *part, chunk, share.size(), encoded - start - gradient.waited(),
                            encoded);
-  const uint32_t shard = part->shard_of_chunk[chunk];
   if (shard != terms_.own_shard) bucket->round().CountOnLink(share.size());
   // Its result may be here, and the round over, before Contribute returns.
   const JobTrace& trace = context_.report.trace();

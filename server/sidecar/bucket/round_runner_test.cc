@@ -55,7 +55,8 @@ class FakeListener : public RoundRunner::Listener {
 // One node of two; the test is the shard, and the other node.
 class RoundRunnerTest : public ::testing::Test {
  protected:
-  void Start(uint32_t workers, const char* codec = "fp32", Duration input_timeout = kTestPatience) {
+  void Start(uint32_t workers, const char* codec = "fp32", Duration input_timeout = kTestPatience,
+             std::optional<uint32_t> own_shard = {}) {
     hello_ = HelloOf(0, workers, codec);
     ASSERT_TRUE(
         shards_
@@ -63,7 +64,7 @@ class RoundRunnerTest : public ::testing::Test {
                 {}, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kTestPatience)
             .ok());
     table_.Open(TermsOf(hello_, device_));
-    const RoundTerms terms{1, 2, 2 * workers, {kTestPatience}, 1, true};
+    const RoundTerms terms{1, 2, 2 * workers, {kTestPatience}, 1, true, own_shard};
     const InputTerms inputs{outcome_, report_, input_timeout, workers, [](uint32_t local_rank) {
                               return "rank " + std::to_string(5 + local_rank);
                             }};
@@ -134,28 +135,32 @@ TEST_F(RoundRunnerTest, RoundIsCompleteWithItsLastResultWhateverTheOrder) {
 // A shard in this process refers to what a node has contributed, and folds it only when others have
 // contributed, too: after the answer, where nodes need not be in the same round.
 TEST_F(RoundRunnerTest, WhatIsAnsweredBeforeItIsFoldedStaysAsItWas) {
+  UpdateRule stale, quorum;
+  stale.ahead = 1;
+  quorum.quorum = 1;
   std::vector<Payload> held;
   TestBucket made;
   shard_.on_contribute = [&](const Contribution& contribution) {
     held.push_back(contribution.payload);
     Answer(*made.bucket, contribution.id, 7);
   };
-  Start(1);
-  UpdateRule rule;
-  rule.groups = {0};
-  rule.ahead = 1;
-  made = Announce(table_, 3, 1000, 1, rule);
-  for (const uint32_t round : {1u, 2u}) {
-    made.Fill(static_cast<float>(round));
-    ASSERT_TRUE(runner_->Submit(0, {.id = {3, 0}, .round = round, .settings = 1}).ok());
-    ASSERT_TRUE(listener_.Next().ok());
+  Start(1, "fp32", kTestPatience, 0);
+  for (UpdateRule* const rule : {&stale, &quorum}) {
+    rule->groups = {0};
+    const auto index = static_cast<uint32_t>(held.size());
+    made = Announce(table_, index, 1000, 1, *rule);
+    for (const uint32_t round : {1u, 2u}) {
+      made.Fill(static_cast<float>(index + round));
+      ASSERT_TRUE(runner_->Submit(0, {.id = {index, 0}, .round = round, .settings = 1}).ok());
+      ASSERT_TRUE(listener_.Next().ok());
+    }
   }
-  for (const float round : {1.0f, 2.0f}) {
+  ASSERT_EQ(held.size(), 4u);
+  for (size_t i = 0; i < held.size(); ++i) {
     std::vector<float> values(1000);
-    const Payload& payload = held[static_cast<size_t>(round) - 1];
     const auto out = std::as_writable_bytes(std::span(values));
-    ASSERT_TRUE(DecodePayload(payload, DType::kFloat32, DType::kFloat32, 1000, out.data()).ok());
-    EXPECT_THAT(values, Each(round));
+    ASSERT_TRUE(DecodePayload(held[i], DType::kFloat32, DType::kFloat32, 1000, out.data()).ok());
+    EXPECT_THAT(values, Each(static_cast<float>(i + 1)));
   }
 }
 

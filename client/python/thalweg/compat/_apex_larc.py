@@ -103,7 +103,7 @@ class LARC(Optimizer):
         return loss
 
     def _catch_up(self) -> None:
-        """Has masters ready before the optimizer's own step, whose hooks would see to them."""
+        """Prepares masters, as hooks of the optimizer's own step would do later."""
         for optimizer in (self, self.optim):
             mixed = mixed_optimizer_of(optimizer)
             if mixed is not None:
