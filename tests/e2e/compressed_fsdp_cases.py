@@ -193,6 +193,31 @@ def by_environment(build: Callable[[], nn.Module] = sharded) -> dict[str, Any]:
     return result
 
 
+def resumed_by_environment() -> dict[str, Any]:
+    """Trains a model and saves it; and goes on with a fresh one. Returns whether the environment
+    has compressed that one, and what it holds back.
+    """
+    folder = Path(os.environ["FOLDER"]) / "plain"
+    for is_fresh in (False, True):
+        model = sharded()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        if is_fresh:
+            saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+            checkpoint.load(saved, checkpoint_id=folder)
+            set_state_dict(
+                model,
+                optimizer,
+                model_state_dict=saved["model"],
+                optim_state_dict=saved["optimizer"],
+            )
+        steps(model, optimizer, models.batches(), 3)
+        if not is_fresh:
+            saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+            checkpoint.save(saved, checkpoint_id=folder)
+    state = state_of(model)
+    return {"codec": state and state.codec, "held": 0.0 if state is None else _held(state)}
+
+
 def left_out() -> list[str]:
     """Trains a model, a layer of which is frozen in the second step; returns what is said."""
     remarks = Remarks()

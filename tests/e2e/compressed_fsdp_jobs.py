@@ -18,6 +18,7 @@ from compressed_fsdp_cases import (
     left_out,
     refused,
     resumed,
+    resumed_by_environment,
     sharded,
     swapped,
     variants,
@@ -198,7 +199,8 @@ JOBS = {
     job.__name__: job
     for job in (
         *(parameters, whole_numbers, feedback, resumed, poisoned),
-        *(refused, variants, left_out, swapped, carried, by_environment),
+        *(refused, variants, left_out, swapped, carried),
+        *(by_environment, resumed_by_environment),
     )
 }
 

@@ -156,6 +156,18 @@ def test_environment_compresses_sharded_models_from_the_second_step_on(tmp_path)
     assert "does nothing" not in text
 
 
+def test_environment_compresses_sharded_models_that_resume_from_a_checkpoint(tmp_path):
+    results, text = outputs(
+        "resumed_by_environment", tmp_path, (1, 1), THALWEG_CODEC="int8:start=0"
+    )
+    for result in results:
+        outcome = result["resumed_by_environment"]
+        assert outcome["codec"] == "int8:start=0,feedback=1"
+        assert outcome["held"] > 0
+    assert text.count("shards are compressed from the next step on") == 2
+    assert "does nothing" not in text
+
+
 @pytest.mark.parametrize(
     ("codec", "why"),
     [

@@ -60,3 +60,20 @@ def test_step_that_only_makes_the_state_to_be_loaded_is_not_the_first(looked_at,
     scripts.param_groups[0]["lr"] = 0.0  # as warming up begins
     scripts.step()
     assert looked_at == ["AdamW"]
+
+
+def test_optimizer_that_cannot_be_judged_yet_is_looked_at_again(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    answers, left = [], [False, True]
+
+    def look(optimizer):
+        answers.append(left.pop(0))
+        return answers[-1]
+
+    hook = _first_steps.before_each(look)
+    scripts = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    for _ in range(3):
+        scripts.step()
+    hook.remove()
+    assert answers == [False, True]

@@ -21,13 +21,14 @@ from torch.utils.hooks import RemovableHandle
 from thalweg._settings._config import ConfigError
 
 _T = TypeVar("_T")
-_Look = Callable[[Optimizer], None]
+_Look = Callable[[Optimizer], bool | None]
 
 
 def before_each(look: _Look) -> RemovableHandle:
     """Calls `look` with every optimizer that begins its first step in a job of several workers, but
     with none that Thalweg has made for itself (`is_internal`). Steps that only make an optimizer's
-    state, with which a training resumes, do not count.
+    state, with which a training resumes, do not count where gradients are plain tensors. `look`
+    returns False where it cannot tell yet: it is called again in the next step.
     """
     return register_optimizer_step_pre_hook(_once(look))
 
@@ -52,7 +53,7 @@ def _makes_state(optimizer: Optimizer) -> bool:
     if any(_may_change(group.get("lr")) for group in optimizer.param_groups):
         return False
     trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    # Workers have other parts of other kinds of gradients, and would not agree.
+    # Of other kinds of gradients, workers have other parts, and would not agree.
     return all(type(p.grad) is Tensor and not p.grad.any() for p in trained)
 
 
@@ -68,6 +69,7 @@ def _once(look: _Look) -> Callable[..., None]:
             return
         if dist.is_initialized() and dist.get_world_size() > 1 and not _makes_state(optimizer):
             seen.add(optimizer)
-            look(optimizer)
+            if look(optimizer) is False:
+                seen.discard(optimizer)
 
     return _disable_dynamo(hook)

@@ -30,6 +30,19 @@ class Outcome(NamedTuple):
     obstacle: str = ""  # why the others are not; "": there are none of fully_shard()
 
 
+def have_run(parameters: Sequence[Tensor]) -> bool:
+    """Returns whether a module of fully_shard() that has any of the parameters has run, or there is
+    none. Before its first forward pass, none knows whether it is the outermost. All ranks agree.
+    """
+    wanted = set(map(id, parameters))
+    theirs = [
+        state._is_root is not None
+        for module, state in _modules()
+        if any(id(one) in wanted for one in module.parameters())
+    ]
+    return any(theirs) or not theirs
+
+
 def compress(parameters: Sequence[Tensor], codec: str) -> Outcome:
     """Compresses the models of fully_shard() that have any of the parameters, unless the script has
     done so. All ranks call it in the same step. `codec` is a policy, as text.
@@ -52,11 +65,16 @@ def compress(parameters: Sequence[Tensor], codec: str) -> Outcome:
 
 def _roots() -> list[nn.Module]:
     """Returns the outermost modules of fully_shard() that have run, in the order of their calls."""
+    return [module for module, state in _modules() if state._is_root]
+
+
+def _modules() -> list[tuple[nn.Module, FSDPState]]:
+    """Returns all modules of fully_shard(), with their states."""
     states = [(module, ref()) for module, ref in _composable_state._module_state_mapping.items()]
     return [
-        module
+        (module, state)
         for module, state in states
-        if isinstance(state, FSDPState) and isinstance(module, FSDPModule) and state._is_root
+        if isinstance(state, FSDPState) and isinstance(module, FSDPModule)
     ]
 
 

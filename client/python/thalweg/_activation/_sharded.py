@@ -69,15 +69,18 @@ def _is_spread(tensors: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 -
     )
 
 
-def _look(optimizer: Optimizer) -> None:
+def _look(optimizer: Optimizer) -> bool:
+    """Returns False in a step before the first forward pass, as one that only makes a state is."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if not kinds(parameters):
-        return
+        return True
     activation = _first_steps.read(Activation.from_env)
     obstacle = ""
     if activation.codec not in ("", _EXACT) and _FSDP in sys.modules:
         from thalweg._activation import _fsdp
 
+        if not _fsdp.have_run(parameters):
+            return False
         _logging.prepare(activation.log_level)
         covered, is_new, obstacle = _fsdp.compress(parameters, activation.codec)
         known = set(map(id, covered))
@@ -87,6 +90,7 @@ def _look(optimizer: Optimizer) -> None:
             text = f"{asked}: shards are compressed from the next step on (docs/fsdp.md)"
             _logging.say(logging.INFO, text)
     _warn(activation, kinds(parameters), obstacle)
+    return True
 
 
 def _warn(activation: Activation, found: list[str], obstacle: str) -> None:
