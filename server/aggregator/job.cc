@@ -197,7 +197,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
 bool Job::NoteEndLocked() {
   if (!members_.IsEmpty() || !failure_.ok()) return false;
   metrics_.jobs_ended.Add(absl::StatusCode::kOk);
-  return takes_snapshots_;
+  return has_snapshots_;
 }
 
 void Job::Tick(TimePoint now, TimePoint awake_since) {

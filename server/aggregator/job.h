@@ -222,6 +222,7 @@ class Job {
   absl::Status NoWeights(const RoundId& id) const;
   // These are in job_snapshots.cc.
   absl::Status CheckSnapshots() const;
+  absl::Status HaveSnapshotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeSnapshot(const SnapshotCall& call);
   absl::Status RestoreSnapshot(const SnapshotId& id);
   // Returns the states that the snapshot's chunks go to, or why it is not of this job's weights.
@@ -335,9 +336,10 @@ class Job {
   StepSettings settings_ ABSL_GUARDED_BY(mutex_);
   JobMemory memory_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;     // of a node
-  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;      // memory is reserved for them
-  bool takes_snapshots_ ABSL_GUARDED_BY(mutex_) = false;  // the same, for copies of weights
+  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
+  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;   // memory is reserved for them
+  // It may have snapshots, and memory is reserved for copies of weights.
+  bool has_snapshots_ ABSL_GUARDED_BY(mutex_) = false;
   // What letters take that have not been sent yet; shared with their payloads.
   const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);

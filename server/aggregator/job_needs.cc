@@ -16,7 +16,7 @@ absl::Status Job::ReserveLocked() {
       resumption_.bytes() + resumption_.num_missing() * MostBytesOfResultLocked();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t states =
-      std::max(layouts_.state_bytes(), chunks_.bytes()) * (takes_snapshots_ ? 2 : 1);
+      std::max(layouts_.state_bytes(), chunks_.bytes()) * (has_snapshots_ ? 2 : 1);
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved = memory_.Reserve(windows + layouts + states + resumption + letters);
   if (reserved.ok()) return reserved;
@@ -28,7 +28,7 @@ absl::Status Job::ReserveLocked() {
                    " bytes and results on ", most_streams_,
                    most_streams_ == 1 ? " stream, " : " streams, ", layouts, " for layouts, ",
                    states, " for residuals and weights",
-                   takes_snapshots_ ? " and copies of them for snapshots, " : ", ", resumption,
+                   has_snapshots_ ? " and copies of them for snapshots, " : ", ", resumption,
                    " for resuming, ", letters, " for letters, ", memory_.own_bytes(),
                    " for itself); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "

@@ -64,6 +64,14 @@ absl::StatusOr<SnapshotReport> Job::Snapshots(uint32_t node, const SnapshotCall&
   return snapshots_->Report(spec_.identity);
 }
 
+absl::Status Job::HaveSnapshotsLocked() {
+  const bool had = std::exchange(has_snapshots_, true);
+  const absl::Status status = ReserveLocked();
+  if (!status.ok()) has_snapshots_ = had;
+  if (status.ok()) UpdateMemoryLocked();
+  return status;
+}
+
 absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
   SnapshotHeader header{.job = spec_.job,
                         .identity = spec_.identity,
@@ -76,12 +84,7 @@ absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
   {
     MutexLock lock(mutex_);
     if (spec_.resume) return LostWeights();
-    const bool took = std::exchange(takes_snapshots_, true);
-    if (const absl::Status status = ReserveLocked(); !status.ok()) {
-      takes_snapshots_ = took;
-      return status;
-    }
-    UpdateMemoryLocked();
+    THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
     header.chunk_bytes = plan_.flow().chunk_bytes;
     header.shares = plan_.shares().shares;
     header.buckets = layouts_.DescribeUpdated();
@@ -113,6 +116,7 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   std::vector<std::shared_ptr<ChunkState>> places;
   {
     MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
     THALWEG_ASSIGN_OR_RETURN(places, PlacesLocked(*snapshot));
   }
   for (size_t i = 0; i < places.size(); ++i) {

@@ -154,5 +154,19 @@ TEST(JobSnapshotsTest, JobThatEndsWellLeavesNoSnapshotsAndOneThatFailsDoes) {
   }
 }
 
+TEST(JobSnapshotsTest, JobThatWentBackToASnapshotAndEndsWellLeavesNone) {
+  SnapshotsForTest snapshots;
+  {
+    Training training(&snapshots.writer());
+    ASSERT_TRUE(training.Write(10).ok());
+    ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
+    snapshots.Await(kIdentity);
+  }
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Call(Action::kRestore, {0, 0}).ok());
+  training.test().job().RemoveMember(0, absl::OkStatus());
+  EXPECT_THAT(snapshots.writer().Report(kIdentity).complete, IsEmpty());
+}
+
 }  // namespace
 }  // namespace thalweg::job_snapshots_test

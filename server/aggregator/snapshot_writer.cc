@@ -23,7 +23,7 @@ SnapshotWriter::SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry)
                                 "Time from the request for a snapshot until it is on the disk")),
       newest_(registry.GetGauge("thalweg_shard_snapshot_timestamp_seconds",
                                 "When the latest snapshot was finished, in seconds since 1970")),
-      thread_("agg-snapshot", [this] { WriteLoop(); }) {}
+      thread_("agg-snapshot", [this] { WorkLoop(); }) {}
 
 SnapshotWriter::~SnapshotWriter() {
   {
@@ -74,29 +74,45 @@ SnapshotReport SnapshotWriter::Report(const std::string& identity) {
 }
 
 void SnapshotWriter::Forget(const std::string& identity) {
-  {
-    MutexLock lock(mutex_);
-    if (begun_.contains(identity)) {
-      forgotten_.insert(identity);  // the thread does it
-      return;
-    }
+  MutexLock lock(mutex_);
+  if (begun_.contains(identity)) {
+    forgotten_.insert(identity);
+  } else {
+    ForgetLocked(identity);
   }
-  folder_.Forget(identity);
 }
 
-void SnapshotWriter::WriteLoop() {
+void SnapshotWriter::ForgetLocked(const std::string& identity) {
+  std::string aside = folder_.SetAside(identity);
+  if (aside.empty()) return;
+  set_aside_.push_back(std::move(aside));
+  changed_.NotifyAll();
+}
+
+void SnapshotWriter::WorkLoop() {
   while (true) {
-    Order order;
+    std::optional<Order> order;
+    std::string aside;
     {
       MutexLock lock(mutex_);
       changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || !orders_.empty();
+        return stopping_ || !orders_.empty() || !set_aside_.empty();
       });
-      if (stopping_) return;
-      order = std::move(orders_.front());
-      orders_.pop_front();
+      if (!stopping_ && !orders_.empty()) {
+        order = std::move(orders_.front());
+        orders_.pop_front();
+      } else if (!set_aside_.empty()) {
+        aside = std::move(set_aside_.front());
+        set_aside_.pop_front();
+      } else {
+        return;
+      }
     }
-    Carry(order);
+    if (order) {
+      Carry(*order);
+    } else {
+      SnapshotFolder::RemoveSetAside(aside);
+    }
   }
 }
 
@@ -114,7 +130,7 @@ void SnapshotWriter::Carry(const Order& order) {
 void SnapshotWriter::End(const std::string& identity) {
   MutexLock lock(mutex_);
   begun_.erase(identity);
-  if (forgotten_.erase(identity) > 0) folder_.Forget(identity);
+  if (forgotten_.erase(identity) > 0) ForgetLocked(identity);
 }
 
 absl::StatusOr<uint64_t> SnapshotWriter::WriteFile(const Order& order) {

@@ -19,14 +19,14 @@
 
 namespace thalweg {
 
-// Thread-safe. Its thread writes one snapshot after the other, chunk by chunk. One that cannot be
-// written, for example because the disk is full, is left out: that is counted, and logged once
-// until the job has one again.
+// Thread-safe. Its thread writes one snapshot after the other, chunk by chunk, and removes those
+// that nobody needs. One that cannot be written, for example because the disk is full, is left out:
+// that is counted, and logged once until the job has one again.
 class SnapshotWriter {
  public:
   // Both must outlive it.
   SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry);
-  // Leaves out what has not been written.
+  // Leaves out what has not been written, and waits until what is forgotten has been removed.
   ~SnapshotWriter();
 
   // Takes turns with Write: returns true if the snapshot has to be written, false if it is being
@@ -37,7 +37,8 @@ class SnapshotWriter {
              std::optional<SnapshotId> common);
 
   SnapshotReport Report(const std::string& identity);
-  // Removes the job's snapshots, with that which is being written.
+  // The job is over: it has no snapshots any more, nor the one that is being written. The thread
+  // removes the files, which may take seconds.
   void Forget(const std::string& identity);
   SnapshotFolder& folder() { return folder_; }
 
@@ -48,11 +49,13 @@ class SnapshotWriter {
     std::optional<SnapshotId> common;
   };
 
-  void WriteLoop();
+  void WorkLoop();
   void Carry(const Order& order);
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
   // Nothing is being written of the job any more.
   void End(const std::string& identity);
+  // Nothing is: hides its snapshots, and has them removed.
+  void ForgetLocked(const std::string& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns whether what has been begun of the job is not wanted any more.
   bool IsDropped(const std::string& identity);
   void NoteOutcome(const SnapshotHeader& header, const absl::StatusOr<uint64_t>& bytes,
@@ -68,6 +71,7 @@ class SnapshotWriter {
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> set_aside_ ABSL_GUARDED_BY(mutex_);        // to be removed
   std::map<std::string, SnapshotId> begun_ ABSL_GUARDED_BY(mutex_);  // by identity
   std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);          // of those
   std::set<std::string> failing_ ABSL_GUARDED_BY(mutex_);            // jobs whose latest failed

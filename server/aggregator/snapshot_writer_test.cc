@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
 #include "server/aggregator/snapshot_test_util.h"
 
@@ -35,6 +37,13 @@ class SnapshotWriterTest : public ::testing::Test {
   }
   double Counted(absl::StatusCode code) {
     return OutcomeCounters(test_.registry(), "thalweg_shard_snapshots_total", "").Value(code);
+  }
+
+  int NumSetAside() const {
+    const fs::directory_iterator folders(test_.path());
+    return static_cast<int>(std::count_if(begin(folders), end(folders), [](const auto& folder) {
+      return folder.path().filename().string().find(".over-") != std::string::npos;
+    }));
   }
 
   SnapshotsForTest test_;
@@ -79,6 +88,26 @@ TEST_F(SnapshotWriterTest, ForgottenJobLeavesNoSnapshotThatIsBeingWritten) {
   test_.writer().Forget(kIdentity);
   test_.Await(kIdentity);
   EXPECT_FALSE(fs::exists(test_.path() / absl::BytesToHexString(kIdentity)));
+}
+
+// Whoever ends a job has others to serve: removing files may take seconds.
+TEST_F(SnapshotWriterTest, FilesOfAForgottenJobAreRemovedByTheThreadThatWrites) {
+  ASSERT_TRUE(Take(10));
+  test_.Await(kIdentity);
+  const std::string other(32, 'o');
+  const auto begun = test_.writer().Begin(other, {0, 1});
+  ASSERT_TRUE(begun.ok() && *begun);
+  state_->WantWeights();
+  {
+    MutexLock lock(state_->mutex);  // the thread waits for it
+    test_.writer().Write({.job = "other", .identity = other, .id = {0, 1}, .num_chunks = 1},
+                         {{{}, 0, state_}}, std::nullopt);
+    test_.writer().Forget(kIdentity);
+    EXPECT_THAT(test_.writer().Report(kIdentity).complete, IsEmpty());
+    EXPECT_EQ(NumSetAside(), 1);
+  }
+  test_.Restart();
+  EXPECT_EQ(NumSetAside(), 0);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, 
   while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
     // A second signal ends the wait.
     if (Now() >= deadline || signals.Wait(Duration::zero())) break;
+    Refresh(policy, tls);
   }
 }
 

@@ -82,6 +82,7 @@ void WaitForEnd(const Flags& flags, bool takes_place, Sidecar& sidecar, SidecarS
   // A second signal ends the wait.
   while ((sidecar.Reap().now > 0 || shards.IsServing()) && Now() < deadline &&
          !signals.Wait(kSignalPoll)) {
+    Refresh(policy, tls);
   }
 }
 

@@ -96,16 +96,6 @@ bool Parse(std::string_view record, SnapshotChunk& chunk) {
   return fits && reader.IsWhole();
 }
 
-// Makes what has happened to the names in a folder survive a crash of the machine.
-absl::Status SyncFolder(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path();
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Failed("open", folder, errno);
-  const int error = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
-  return error == 0 ? absl::OkStatus() : Failed("sync", folder, error);
-}
-
 class Reader {
  public:
   static absl::StatusOr<Reader> Open(const std::string& path) {
@@ -218,7 +208,16 @@ absl::Status SnapshotFile::Commit() {
     return Failed("rename", unfinished, errno);
   }
   file_.reset();
-  return SyncFolder(path_);
+  return SyncFolderOf(path_);
+}
+
+absl::Status SyncFolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return Failed("open", folder, errno);
+  const int error = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  return error == 0 ? absl::OkStatus() : Failed("sync", folder, error);
 }
 
 absl::StatusOr<SnapshotHeader> ReadSnapshotHeader(const std::string& path) {

@@ -71,6 +71,9 @@ class SnapshotFile {
   uint64_t bytes_ = 0;
 };
 
+// Makes what has happened to `path`, a name in a folder, survive a crash of the machine.
+absl::Status SyncFolderOf(const std::string& path);
+
 // The ending of files that are being written.
 inline constexpr char kUnfinished[] = ".unfinished";
 

@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "core/base/status_macros.h"
 #include "server/base/log.h"
 
 namespace thalweg {
@@ -26,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kEnding[] = ".snapshot";
+constexpr char kSetAside[] = ".over-";  // and a number, after the name of a job's folder
 constexpr size_t kIdentityDigits = 64;  // of an Ed25519 public key
 
 std::optional<SnapshotId> IdOf(const fs::path& path) {
@@ -54,15 +56,24 @@ bool IsUnfinished(const fs::path& path) {
   return path.extension() == kUnfinished && IdOf(path.parent_path() / path.stem());
 }
 
-// Returns the folders of jobs: those whose name is an identity in hexadecimal digits, with nothing
-// but snapshots in them. What else lies there is somebody else's.
-std::vector<fs::path> JobFolders(const std::string& path) {
+bool IsIdentity(const std::string& name) {
+  return name.size() == kIdentityDigits && absl::c_all_of(name, absl::ascii_isxdigit);
+}
+
+bool WasSetAside(const std::string& name) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(name, absl::MaxSplits(kSetAside, 1));
+  return IsIdentity(parts.first) && absl::c_all_of(parts.second, absl::ascii_isdigit) &&
+         !parts.second.empty();
+}
+
+// Returns the folders of jobs whose names `fit`, with nothing but snapshots in them. What else lies
+// there is somebody else's.
+std::vector<fs::path> JobFolders(const std::string& path, bool (&fit)(const std::string&)) {
   std::vector<fs::path> found;
   for (const fs::path& folder : PathsIn(path)) {
-    const std::string name = folder.filename().string();
     std::error_code error;
-    if (name.size() != kIdentityDigits || !absl::c_all_of(name, absl::ascii_isxdigit) ||
-        !fs::is_directory(fs::symlink_status(folder, error))) {
+    if (!fit(folder.filename().string()) || !fs::is_directory(fs::symlink_status(folder, error))) {
       continue;
     }
     const std::vector<fs::path> files = PathsIn(folder);
@@ -86,7 +97,7 @@ std::optional<fs::file_time_type> LastWritten(const fs::path& folder) {
 
 // Removes the folders of jobs to which nothing has been added for long.
 void RemoveForgotten(const std::string& path) {
-  for (const fs::path& folder : JobFolders(path)) {
+  for (const fs::path& folder : JobFolders(path, IsIdentity)) {
     const std::optional<fs::file_time_type> written = LastWritten(folder);
     if (!written || fs::file_time_type::clock::now() - *written < SnapshotFolder::kForgottenAfter) {
       continue;
@@ -100,7 +111,7 @@ void RemoveForgotten(const std::string& path) {
 }
 
 void RemoveUnfinished(const std::string& path) {
-  for (const fs::path& folder : JobFolders(path)) {
+  for (const fs::path& folder : JobFolders(path, IsIdentity)) {
     for (const fs::path& file : PathsIn(folder)) {
       std::error_code ignored;
       if (IsUnfinished(file)) fs::remove(file, ignored);
@@ -127,6 +138,7 @@ absl::StatusOr<std::unique_ptr<SnapshotFolder>> SnapshotFolder::Open(const std::
   }
   RemoveForgotten(path);
   RemoveUnfinished(path);
+  for (const fs::path& over : JobFolders(path, WasSetAside)) RemoveSetAside(over);
   return std::unique_ptr<SnapshotFolder>(new SnapshotFolder(path, lock));
 }
 
@@ -143,10 +155,11 @@ std::string SnapshotFolder::PathOf(const std::string& identity, const SnapshotId
 absl::StatusOr<SnapshotFile> SnapshotFolder::Create(const SnapshotHeader& header) {
   std::error_code error;
   const std::string folder = FolderOf(header.identity);
-  fs::create_directories(folder, error);
+  const bool is_new = fs::create_directories(folder, error);
   if (error) {
     return absl::InternalError(absl::StrCat("cannot make ", folder, ": ", error.message()));
   }
+  if (is_new) THALWEG_RETURN_IF_ERROR(SyncFolderOf(folder));
   return SnapshotFile::Create(PathOf(header.identity, header.id), header);
 }
 
@@ -214,10 +227,23 @@ void SnapshotFolder::DropLater(const std::string& identity, const SnapshotId& id
   }
 }
 
-void SnapshotFolder::Forget(const std::string& identity) {
+std::string SnapshotFolder::SetAside(const std::string& identity) {
+  const std::string folder = FolderOf(identity);
+  MutexLock lock(mutex_);
+  const std::string aside = absl::StrCat(folder, kSetAside, ++set_aside_);
   std::error_code error;
-  fs::remove_all(FolderOf(identity), error);
-  if (error) spdlog::warn("cannot remove {}: {}", FolderOf(identity), error.message());
+  fs::rename(folder, aside, error);
+  if (!error) return aside;
+  if (error != std::errc::no_such_file_or_directory) {
+    spdlog::warn("cannot remove {}: {}", folder, error.message());
+  }
+  return "";
+}
+
+void SnapshotFolder::RemoveSetAside(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) spdlog::warn("cannot remove {}: {}", path, error.message());
 }
 
 }  // namespace thalweg

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
@@ -43,8 +44,11 @@ class SnapshotFolder {
   void Prune(const std::string& identity, const std::optional<SnapshotId>& common);
   // Removes those later than `id`: the job goes on from there.
   void DropLater(const std::string& identity, const SnapshotId& id);
-  // Removes all: the job is over, and needs none any more.
-  void Forget(const std::string& identity);
+  // Hides all of the job's, which is over and needs none any more, and returns where they are;
+  // empty if there are none. That is quick; removing them may take seconds.
+  std::string SetAside(const std::string& identity);
+  // Removes what was set aside.
+  static void RemoveSetAside(const std::string& path);
 
  private:
   SnapshotFolder(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
@@ -60,6 +64,7 @@ class SnapshotFolder {
 
   Mutex mutex_;
   std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);  // paths
+  uint64_t set_aside_ ABSL_GUARDED_BY(mutex_) = 0;         // how often that was done
 };
 
 }  // namespace thalweg

@@ -93,9 +93,23 @@ TEST_F(SnapshotFolderTest, SnapshotsLaterThanTheRestoredOneAreDropped) {
 TEST_F(SnapshotFolderTest, JobThatIsOverLeavesNothing) {
   Take({0, 10});
   Take({0, 10}, kTheirs);
-  folder_->Forget(kOurs);
+  const std::string aside = folder_->SetAside(kOurs);
   EXPECT_THAT(Listed(), IsEmpty());
+  // Its next run need not wait until they are gone.
+  Take({0, 20});
+  SnapshotFolder::RemoveSetAside(aside);
+  EXPECT_FALSE(fs::exists(aside));
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 20}));
   EXPECT_THAT(Listed(kTheirs), ElementsAre(SnapshotId{0, 10}));
+  EXPECT_EQ(folder_->SetAside("nobody"), "");
+}
+
+TEST_F(SnapshotFolderTest, WhatWasSetAsideIsGoneAfterARestart) {
+  Take({0, 10});
+  const std::string aside = folder_->SetAside(kOurs);
+  EXPECT_TRUE(fs::exists(aside));
+  Open();
+  EXPECT_FALSE(fs::exists(aside));
 }
 
 TEST_F(SnapshotFolderTest, DamagedFileIsRefusedWhenItIsReadAndNotListedAgain) {

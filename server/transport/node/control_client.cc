@@ -35,15 +35,17 @@ std::string ControlClient::name() {
   return name_;
 }
 
-bool ControlClient::WaitToCallAgain(TimePoint give_up) {
-  const TimePoint next = Now() + kPauseOfConnection;
+bool ControlClient::Pause(Duration time, TimePoint give_up) {
+  const TimePoint next = Now() + time;
   if (next >= give_up) return false;
-  {
-    CondVar never;
-    MutexLock lock(mutex_);
-    never.WaitUntil(mutex_, next, [] { return false; });
-  }
-  return channel_->WaitForConnected(ToSystemTime(give_up));
+  CondVar never;
+  MutexLock lock(mutex_);
+  never.WaitUntil(mutex_, next, [] { return false; });
+  return true;
+}
+
+bool ControlClient::WaitToCallAgain(TimePoint give_up) {
+  return Pause(kPauseOfConnection, give_up) && channel_->WaitForConnected(ToSystemTime(give_up));
 }
 
 bool ControlClient::WaitForConnection(TimePoint give_up, const std::stop_token& stop) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <stop_token>
@@ -52,6 +53,19 @@ class ControlClient {
     return Named(FromGrpc(status));
   }
 
+  // Does the same, and repeats the call until `deadline` while the shard has too much to do.
+  template <typename Request, typename Response>
+  absl::Status CallWhenFree(Method<Request, Response> method, const Request& request,
+                            Response* response, TimePoint deadline) {
+    Duration pause = kFirstPause;
+    absl::Status status = CallAgain(method, request, response, deadline);
+    while (absl::IsResourceExhausted(status) && Pause(pause, deadline)) {
+      pause = std::min<Duration>(2 * pause, kLongestPause);
+      status = CallAgain(method, request, response, deadline);
+    }
+    return status;
+  }
+
   // Returns what `call` returns, or says that there is no connection. The call starts when there is
   // one, or when the time left is too short to wait for one. Cancelled: `stop` ended the wait.
   absl::Status WhenConnected(TimePoint deadline, const std::stop_token& stop,
@@ -67,6 +81,12 @@ class ControlClient {
   absl::Status Named(const absl::Status& status) { return Prefixed(name(), status); }
 
  private:
+  // Between two calls to a shard that has too much to do.
+  static constexpr Duration kFirstPause = std::chrono::milliseconds(10);
+  static constexpr Duration kLongestPause = std::chrono::milliseconds(200);
+
+  // Waits for so long; returns false at once if `give_up` is not later.
+  bool Pause(Duration time, TimePoint give_up);
   // Waits a moment, and then for a connection; returns false at `give_up`.
   bool WaitToCallAgain(TimePoint give_up);
   // Returns whether there is a connection; false at `give_up`, or when `stop` ends the wait.

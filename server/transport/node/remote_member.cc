@@ -38,6 +38,14 @@ absl::Status RemoteMember::Call(ControlClient::Method<Request, Response> method,
   return control_.CallAgain(method, request, response, deadline);
 }
 
+template <typename Request, typename Response>
+absl::Status RemoteMember::Read(ControlClient::Method<Request, Response> method, Request request,
+                                Response* response, TimePoint deadline) {
+  if (streams() == nullptr) return HasLeft();
+  request.set_token(token_);
+  return control_.CallWhenFree(method, request, response, deadline);
+}
+
 absl::Status RemoteMember::Register(const BucketAnnouncement& bucket, TimePoint deadline) {
   v1::RegisterBucketResponse response;
   return Call(&v1::Control::Stub::RegisterBucket, ToProto(token_, bucket), &response, deadline);
@@ -67,7 +75,7 @@ absl::StatusOr<std::vector<float>> RemoteMember::ReadResidual(BucketId bucket, u
   *request.mutable_bucket() = ToProto(bucket);
   request.set_chunk(chunk);
   v1::ReadResidualResponse response;
-  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::ReadResidual, request, &response, deadline));
+  THALWEG_RETURN_IF_ERROR(Read(&v1::Control::Stub::ReadResidual, request, &response, deadline));
   absl::StatusOr<std::vector<float>> values = FloatsFromBytes(response.values());
   if (!values.ok()) return control_.Named(values.status());
   return values;
@@ -96,7 +104,7 @@ absl::StatusOr<WeightsSlice> RemoteMember::ReadWeights(BucketId bucket, uint32_t
   request.set_chunk(chunk);
   request.set_slice(slice);
   v1::ReadWeightsResponse response;
-  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::ReadWeights, request, &response, deadline));
+  THALWEG_RETURN_IF_ERROR(Read(&v1::Control::Stub::ReadWeights, request, &response, deadline));
   auto values = FloatsFromBytes(response.values());
   if (!values.ok()) return control_.Named(values.status());
   return WeightsSlice{*std::move(values), response.steps()};
