@@ -185,6 +185,7 @@ void SidecarSession::CopyIn(BucketId id, Bucket& bucket, std::span<const std::by
 }
 
 absl::Status SidecarSession::OnReady(const ipc::BucketReady& ready, UniqueFd fd) {
+  std::shared_ptr<DevicePath::Lane> old_lane;  // freed after the lock, for which others wait
   MutexLock lock(mutex_);
   const auto found = buckets_.find(ready.id.index);
   // The message answers a layout that has been replaced in the meantime.
@@ -194,7 +195,7 @@ absl::Status SidecarSession::OnReady(const ipc::BucketReady& ready, UniqueFd fd)
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), bytes));
   if (bucket.lane != nullptr) {
     THALWEG_RETURN_IF_ERROR(path_->SetResult(*bucket.lane, ready.memory));
-    bucket.old_lane.reset();
+    old_lane = std::move(bucket.old_lane);
   }
   bucket.result = std::make_shared<const BucketArena>(std::move(arena));
   return absl::OkStatus();

@@ -38,6 +38,11 @@ absl::Status ToStatus(cudaError_t error, const char* call) {
                                                   " (", cudaGetErrorString(error), ")"));
 }
 
+// For calls whose error nobody can do anything about; it is cleared, too.
+void Forget(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+}
+
 cudaStream_t Stream(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 cudaEvent_t Event(DeviceEvent event) { return reinterpret_cast<cudaEvent_t>(event); }
 
@@ -79,7 +84,7 @@ class CudaRuntime : public DeviceRuntime {
                                      "cudaStreamCreateWithFlags"));
     return reinterpret_cast<DeviceStream>(stream);
   }
-  void DestroyStream(DeviceStream stream) override { cudaStreamDestroy(Stream(stream)); }
+  void DestroyStream(DeviceStream stream) override { Forget(cudaStreamDestroy(Stream(stream))); }
 
   absl::StatusOr<DeviceEvent> CreateEvent() override {
     cudaEvent_t event = nullptr;
@@ -87,7 +92,7 @@ class CudaRuntime : public DeviceRuntime {
                                      "cudaEventCreateWithFlags"));
     return reinterpret_cast<DeviceEvent>(event);
   }
-  void DestroyEvent(DeviceEvent event) override { cudaEventDestroy(Event(event)); }
+  void DestroyEvent(DeviceEvent event) override { Forget(cudaEventDestroy(Event(event))); }
 
   absl::Status Record(DeviceEvent event, DeviceStream stream) override {
     return ToStatus(cudaEventRecord(Event(event), Stream(stream)), "cudaEventRecord");
@@ -101,14 +106,14 @@ class CudaRuntime : public DeviceRuntime {
     THALWEG_RETURN_IF_ERROR(ToStatus(cudaMalloc(&memory, bytes), "cudaMalloc"));
     return memory;
   }
-  void FreeMemory(void* memory) override { cudaFree(memory); }
+  void FreeMemory(void* memory) override { Forget(cudaFree(memory)); }
   absl::StatusOr<void*> AllocateHost(size_t bytes) override {
     void* memory = nullptr;
     THALWEG_RETURN_IF_ERROR(
         ToStatus(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc"));
     return memory;
   }
-  void FreeHost(void* memory) override { cudaFreeHost(memory); }
+  void FreeHost(void* memory) override { Forget(cudaFreeHost(memory)); }
 
   absl::StatusOr<std::string> ShareMemory(void* memory) override {
     cudaIpcMemHandle_t handle;
@@ -123,7 +128,7 @@ class CudaRuntime : public DeviceRuntime {
                  "cudaIpcOpenMemHandle"));
     return memory;
   }
-  void CloseMemory(void* memory) override { cudaIpcCloseMemHandle(memory); }
+  void CloseMemory(void* memory) override { Forget(cudaIpcCloseMemHandle(memory)); }
 
   absl::StatusOr<DeviceEvent> CreateSharedEvent() override {
     cudaEvent_t event = nullptr;
@@ -175,7 +180,9 @@ class CudaRuntime : public DeviceRuntime {
     }
     return ToStatus(cudaHostRegister(const_cast<void*>(begin), bytes, flags), "cudaHostRegister");
   }
-  void UnregisterHost(const void* begin) override { cudaHostUnregister(const_cast<void*>(begin)); }
+  void UnregisterHost(const void* begin) override {
+    Forget(cudaHostUnregister(const_cast<void*>(begin)));
+  }
 
   absl::Status Check(DeviceStream stream) override {
     const cudaError_t error = cudaStreamQuery(Stream(stream));

@@ -194,11 +194,14 @@ absl::StatusOr<uint64_t> CudaPowerSgd::Reconstruct(FoldPool& /*pool*/) {
   }
   THALWEG_RETURN_IF_ERROR(QueueResult());
   counted_result_->Reset();
-  THALWEG_RETURN_IF_ERROR(QueueCount(kInResult));
+  const Count count = IsNarrowed() ? kNarrowed : kInResult;
+  THALWEG_RETURN_IF_ERROR(QueueCount(count));
   THALWEG_RETURN_IF_ERROR(counted_result_->Mark(lane().gpu(), lane().stream(), 1));
   THALWEG_RETURN_IF_ERROR(QueueNextQ());
   THALWEG_RETURN_IF_ERROR(lane().WaitFor(*counted_result_, 1));
-  return host_counts_[kInResult];
+  if (count == kInResult) return host_counts_[kInResult];
+  // Shards have counted what was not finite before it was narrowed, outside the matrices.
+  return host_counts_[kNarrowed] - std::min(host_counts_[kNarrowed], first_->nonfinite_elems);
 }
 
 absl::Status CudaPowerSgd::QueueResult() {
@@ -217,7 +220,7 @@ absl::Status CudaPowerSgd::QueueResult() {
                                               first_factors_.values() + run.sent_offset,
                                               run.elems * sizeof(float), lane().stream()));
   }
-  return on_gpu_.Place(0, tensors_.Elems());
+  return on_gpu_.Place(0, tensors_.Elems(), counts_ + kNarrowed);
 }
 
 absl::Status CudaPowerSgd::GiveUp(FoldPool& /*pool*/, Gradient& /*gradient*/) {

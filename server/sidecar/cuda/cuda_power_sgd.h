@@ -36,8 +36,9 @@ class CudaPowerSgd final : public PowerSgd {
   absl::Status SaveStates() override;
 
  private:
-  // The kernels count elements that are not finite, in this round's matrices.
-  enum Count { kInGradient, kInP, kInResult, kInQ, kCounts };
+  // The kernels count elements that are not finite, in this round's matrices, and in all of a
+  // result that was narrowed.
+  enum Count { kInGradient, kInP, kInResult, kInQ, kNarrowed, kCounts };
 
   CudaPowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number, const CodecSpec& spec,
                std::unique_ptr<DenseCodec> whole, CudaMemory& memory);
@@ -64,6 +65,7 @@ class CudaPowerSgd final : public PowerSgd {
   // Copies the factors to the states.
   void KeepFactors();
   absl::Status QueueResult();
+  bool IsNarrowed() const { return tensors_.layout().dtype != DType::kFloat32; }
   // Queues the copy of a count to the host.
   absl::Status QueueCount(Count count);
   CudaFactors& Of(const Part& part) {

@@ -160,12 +160,19 @@ float* CudaTensors::DecodeTarget(uint64_t begin) const {
   return reinterpret_cast<float*>(Result(pieces_[0].offset + begin));
 }
 
-absl::Status CudaTensors::Place(uint64_t begin, uint64_t end) {
+absl::Status CudaTensors::Place(uint64_t begin, uint64_t end, uint64_t* narrowed) {
   if (decoded_ == nullptr) return absl::OkStatus();
+  const CudaStream stream = lane().kernel_stream();
+  const DType dtype = tensors_.layout().dtype;
   for (const TensorSet::Piece& piece : tensors_.BucketPieces(begin, end)) {
-    THALWEG_RETURN_IF_ERROR(CastOnDevice(lane().kernel_stream(), DType::kFloat32,
-                                         decoded_ + piece.begin, tensors_.layout().dtype,
-                                         Result(piece.offset), piece.elems));
+    const float* const from = decoded_ + piece.begin;
+    std::byte* const to = Result(piece.offset);
+    // The mean of one is a cast that counts.
+    THALWEG_RETURN_IF_ERROR(
+        narrowed == nullptr
+            ? CastOnDevice(stream, DType::kFloat32, from, dtype, to, piece.elems)
+            : FoldMeanOnDevice(stream, std::vector<const void*>{from}, std::vector<float>{1.0f},
+                               1.0f, DType::kFloat32, dtype, to, piece.elems, narrowed));
   }
   return absl::OkStatus();
 }

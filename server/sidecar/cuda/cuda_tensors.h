@@ -53,9 +53,11 @@ class CudaTensors {
   CompressionLoss loss() const;
 
   // DecodeTarget returns where element `begin` of the result is to be decoded to, in float32; Place
-  // queues the copies that bring elements [begin, end) from there to where they belong.
+  // queues the copies that bring elements [begin, end) from there to where they belong. `narrowed`,
+  // on the GPU, or null: gets added how many of the results are NaN or infinite, unless the bucket
+  // has float32 itself.
   float* DecodeTarget(uint64_t begin) const;
-  absl::Status Place(uint64_t begin, uint64_t end);
+  absl::Status Place(uint64_t begin, uint64_t end, uint64_t* narrowed = nullptr);
 
  private:
   // Queues zeros for the padding in an array of elements of `size` bytes.
