@@ -83,7 +83,7 @@ absl::Status SidecarSession::TryToReturn(TimePoint deadline) {
   // The last words of a sidecar that has hung up tell why.
   if (!brought.ok() && !absl::IsUnavailable(brought)) return brought;
   THALWEG_RETURN_IF_ERROR(AwaitWelcome(*connection, Now() + options_.timeout));
-  return GoOn(std::move(connection));
+  return GoOn(connection);  // which the guard needs to its end
 }
 
 absl::Status SidecarSession::BringAlong(Connection& connection) {
