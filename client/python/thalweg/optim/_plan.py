@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of
 from thalweg.optim._overlap import addresses, overlap
-from thalweg.optim._shards import StandIns, is_dtensor, is_flat_shard, local_state, total_squares
+from thalweg.optim._shards import StandIns, has_flat_shards, is_dtensor, local_state, total_squares
 from thalweg.optim._state import complete_state, has_state, hide_steps
 
 _Group = dict[str, Any]
@@ -145,7 +145,7 @@ class Plan:
         if not steps and any(members.keys for members in self.groups):
             hide_steps(optimizer)
         self.has_dtensors = any(map(is_dtensor, _params(optimizer)))
-        self.has_flat_shards = any(map(is_flat_shard, _params(optimizer)))
+        self.has_flat_shards = has_flat_shards(_params(optimizer))
         self._on_device = on_device(optimizer)
         self._states = list(optimizer.state.values())
         self._copies = copies_of(optimizer)

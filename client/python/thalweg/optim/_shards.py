@@ -3,7 +3,7 @@
 The kernels update plain tensors, so each DTensor has a stand-in: a plain tensor in the same memory
 as this process's part of it, with its gradient while a step runs. Only norms differ: those of LAMB
 are of whole tensors, and are summed over processes. The shards of FullyShardedDataParallel (FSDP1)
-are plain tensors; steps that need norms refuse them.
+are plain tensors; steps that need norms refuse them, unless each process has all of them.
 """
 
 from __future__ import annotations
@@ -64,11 +64,40 @@ def is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_flat_shard(tensor: Tensor) -> bool:
-    """Returns whether it is this process's part of what FullyShardedDataParallel has flattened: a
+def has_flat_shards(params: Iterable[Tensor]) -> bool:
+    """Returns whether one is this process's part of what FullyShardedDataParallel has flattened: a
     plain tensor, which does not say who has the rest.
+
+    With NO_SHARD, which torch chooses by itself where there is one process, all of it is here. Of a
+    unit that has only vectors, with use_orig_params and several processes, that cannot be told, and
+    this takes it for sharded.
     """
+    flattened = [param for param in params if _is_flattened(param)]
+    if not flattened or (dist.is_initialized() and dist.get_world_size() == 1):
+        return False
+    # A unit's parameters lie in the same memory: in their own shapes if they are whole, and else as
+    # vectors.
+    whole = {_memory(param) for param in flattened if param.dim() > 1 and param.numel() > 0}
+    return not all(
+        param.dim() > 1 or _is_whole_unit(param) or _memory(param) in whole for param in flattened
+    )
+
+
+def _is_flattened(tensor: Tensor) -> bool:
     return getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False)
+
+
+def _is_whole_unit(tensor: Tensor) -> bool:
+    """Returns whether it is all parameters of a unit in one, as they are without use_orig_params.
+
+    Of a unit of one element each process's part has one, too: torch pads parts to the same size.
+    """
+    size = getattr(tensor, "_unpadded_unsharded_size", None)
+    return size is not None and tensor.numel() == size.numel() > 1
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def refuse_norms_of_flat_shards(optimizer: Any) -> None:  # noqa: ANN401
@@ -77,7 +106,8 @@ def refuse_norms_of_flat_shards(optimizer: Any) -> None:  # noqa: ANN401
         f"thalweg: {type(optimizer).__name__} needs norms of whole tensors, and a parameter is a "
         "shard of FullyShardedDataParallel, expected none, as each process would use norms of its "
         "own: to clip, leave out max_grad_norm and call model.clip_grad_norm_() before the step; "
-        "for LAMB shard the model by fully_shard()"
+        "for LAMB shard the model by fully_shard(); with NO_SHARD let each unit that is wrapped "
+        "have a matrix, since vectors alone look like shards"
     )
 
 

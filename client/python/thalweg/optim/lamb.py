@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thalweg.optim._moments import Batch, MomentOptimizer, adam_updates, subtract
-from thalweg.optim._shards import is_flat_shard, norms, refuse_norms_of_flat_shards
+from thalweg.optim._shards import has_flat_shards, norms, refuse_norms_of_flat_shards
 from thalweg.optim._steps import lamb_step
 
 
@@ -43,7 +43,7 @@ class FusedLAMB(MomentOptimizer):
         maximize: ascend.
 
     Raises ValueError for arguments out of their range. A step raises RuntimeError for shards of
-    FullyShardedDataParallel, whose norms would be each process's own.
+    FullyShardedDataParallel, whose norms would be each process's own; with NO_SHARD there are none.
     """
 
     _fused_step = staticmethod(lamb_step)
@@ -82,7 +82,7 @@ class FusedLAMB(MomentOptimizer):
         return [max(group["max_grad_norm"] or 0.0, 0.0) for group in self.param_groups]
 
     def _step_unfused(self, reason: RuntimeError) -> None:
-        if any(is_flat_shard(param) for group in self.param_groups for param in group["params"]):
+        if has_flat_shards(param for group in self.param_groups for param in group["params"]):
             refuse_norms_of_flat_shards(self)
         super()._step_unfused(reason)
 
