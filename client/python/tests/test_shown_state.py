@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import pickle
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -33,9 +34,29 @@ def test_state_that_no_shard_has_is_cleared_without_a_word(said):
     assert state[weight] == {}  # as in torch's
 
 
-def test_copy_is_a_plain_dictionary():
-    weight = torch.ones(2)
-    state = ShownState({weight: {"step": 3}}, SimpleNamespace(is_published=True))
-    copied = copy.deepcopy(state)
-    assert type(copied) is defaultdict
-    assert [*copied.values()] == [{"step": 3}]
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        ShownState.copy,
+        lambda state: state | {},
+        lambda state: {} | state,
+        lambda state: pickle.loads(pickle.dumps(state)),
+    ],
+)
+def test_copy_is_a_plain_dictionary(copied):
+    state = ShownState({torch.ones(2): {"step": 3}}, SimpleNamespace(is_published=True))
+    result = copied(state)
+    assert type(result) is defaultdict
+    assert [*result.values()] == [{"step": 3}]
+    assert result["another"] == {}
+    assert len(state) == 1
+
+
+def test_union_has_the_values_of_what_comes_last():
+    state = ShownState({"a": 1, "b": 1}, SimpleNamespace(is_published=True))
+    assert state | {"b": 2} == {"a": 1, "b": 2}
+    assert {"b": 2} | state == {"a": 1, "b": 1}
+    with pytest.raises(TypeError, match="unsupported operand"):
+        state | 3

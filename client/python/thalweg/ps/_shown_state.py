@@ -33,5 +33,17 @@ class ShownState(defaultdict[Tensor, Any]):
                 "resets it is load_state_dict({**state_dict(), 'state': {}}) on all workers",
             )
 
+    def __copy__(self) -> Any:  # noqa: ANN401
+        return defaultdict(dict, self)
+
+    copy = __copy__
+
+    # Those of defaultdict call the class, which takes other arguments.
+    def __or__(self, other: Any) -> Any:  # noqa: ANN401
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:  # noqa: ANN401
+        return other | self.copy()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return defaultdict, (dict, dict(self))
