@@ -81,6 +81,14 @@ def test_neighbours_and_columns_of_the_same_memory_are_fused(dtype):
     assert torch.equal(memory, torch.full((12, 6), -1.0, dtype=dtype))
 
 
+def test_columns_are_fused_wherever_torch_makes_tensors_by_default():
+    memory = torch.zeros(8, 8)
+    params = give_ones([nn.Parameter(memory[:, :3]), nn.Parameter(memory[:, 3:])])
+    with torch.device("meta"):
+        FusedSGD(params, lr=1.0).step()
+    assert torch.equal(memory, torch.full((8, 8), -1.0))
+
+
 def test_elements_decide_and_not_extents():
     memory = torch.zeros(8, 8)
     assert not overlap([memory[:, :3], memory[:, 3:5], memory[:, 5:]])

@@ -50,7 +50,7 @@ def _share(near: list[_Extent]) -> bool:
     width = near[0][2].element_size()
     if any(t.element_size() != width or (at - begin) % width for at, _, t in near):
         return True
-    taken = torch.zeros((end - begin) // width, dtype=torch.bool)
+    taken = torch.zeros((end - begin) // width, dtype=torch.bool, device="cpu")
     for at, _, tensor in near:
         # A dimension of stride 0 has the same elements again.
         sizes = [1 if by == 0 else n for n, by in zip(tensor.shape, tensor.stride(), strict=True)]
