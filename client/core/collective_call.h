@@ -27,6 +27,8 @@ struct WorkerGroup {
 // A CollectiveCall is one worker's part in a collective; see collective_kind.h. All workers of the
 // group say the same, but for the memory.
 struct CollectiveCall {
+  static constexpr bool is_ordered = true;
+
   uint32_t group = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
   Fold fold = Fold::kNone;
@@ -53,6 +55,8 @@ struct PeerCall {
   std::span<const std::byte> given = {};         // of a send; copied
   std::span<std::byte> got = {};                 // of a receive; written before `done` is called
   std::function<void(uint32_t)> from = nullptr;  // of a receive: hears the sender before `done`
+  // Begins in the order of collectives: what callbacks of earlier ones begin comes first.
+  bool is_ordered = false;
 };
 
 }  // namespace thalweg

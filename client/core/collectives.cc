@@ -332,6 +332,13 @@ std::vector<std::pair<int, Collectives::Done>> Collectives::TakeAll() {
   return all;
 }
 
+void Collectives::Release() {
+  MutexLock lock(mutex_);
+  lent_.clear();
+  free_.clear();
+  results_.clear();
+}
+
 std::string Collectives::Late(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [key, pending] : pending_) {

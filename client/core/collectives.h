@@ -65,6 +65,8 @@ class Collectives {
 
   // Takes everything out that is not finished, with its lane: the session has failed.
   std::vector<std::pair<int, Done>> TakeAll();
+  // Gives up the memory that is shared with the sidecar, which sends nothing any more.
+  void Release();
   // Returns what is late at `now`, e.g. "allreduce 7 of group 'default'"; empty: nothing.
   std::string Late(TimePoint now) const;
   // Says whether the sidecar knows of a group.

@@ -90,16 +90,18 @@ absl::Status SidecarSession::Explain(absl::Status sent) {
 template <typename Call>
 void SidecarSession::Begin(Call call, const Collectives::Done& done) {
   absl::Status begun = status();
+  if (!begun.ok()) return done(begun);
+  if (call.is_ordered) begun = Explain(completions_.AwaitTurn(Now() + call.timeout));
   if (begun.ok()) {
     begun = Explain(collectives_.Start(std::move(call), completions_.LaneHere(), done));
   }
-  if (!begun.ok()) return done(begun);
-  FailCollectives();  // if it has failed in between
+  if (begun.ok()) return FailCollectives();  // if it has failed in between
+  // The others wait for this call: whatever the caller began next would be taken for it.
+  FailForAll(begun);
+  done(begun);
 }
 
 void SidecarSession::Collect(CollectiveCall call, std::function<void(absl::Status)> done) {
-  const absl::Status turn = Explain(completions_.AwaitTurn(Now() + call.timeout));
-  if (!turn.ok()) return done(turn);
   Begin(std::move(call), done);
 }
 
@@ -359,6 +361,7 @@ void SidecarSession::Close() {
   if (path_ != nullptr) Thread("thw-release", [this] { ReleaseDevice(); }).Join();
   connection()->Shutdown();
   progress_thread_.Join();
+  collectives_.Release();
   // The process may end at any moment now.
   if (options_.trace != nullptr) options_.trace->Flush(Now() + kTraceTime);
 }

@@ -1,10 +1,13 @@
 #include "client/core/sidecar_session.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <fstream>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -143,6 +146,26 @@ TEST_F(SidecarSessionTest, CollectivesOfAGroupAreFinishedInTheOrderInWhichTheyBe
   EXPECT_EQ(finished, (std::vector<int>{1, 2, 3}));
 }
 
+// Otherwise the others would take this worker's next collective for the one that it has left out.
+TEST_F(SidecarSessionTest, CollectiveThatCannotBeginFailsTheJob) {
+  MakeGroup();
+  std::vector<std::byte> given(ipc::kMaxInlineBytes + 1);
+  CollectiveCall call{.group = kGroup, .timeout = kPatience};
+  call.given = {given};
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = files.rlim_max};  // no more than there are
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  absl::Status begun;
+  session_->Collect(std::move(call), [&](absl::Status status) { begun = std::move(status); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_FALSE(begun.ok());
+  const auto told = Next<ipc::Fail>();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->message, begun.message());
+  EXPECT_EQ(session_->status(), begun);
+}
+
 // The sidecar of these tests has results in an arena: bytes 1, 2, 3, ….
 class CollectedPartTest : public SidecarSessionTest {
  protected:
@@ -212,6 +235,22 @@ TEST_F(CollectedPartTest, WaitsForEarlierCollectivesOfItsGroup) {
     EXPECT_TRUE(done[i].get_future().get().ok());
     EXPECT_EQ(Numbers(got[i]), (std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}));
   }
+}
+
+TEST_F(CollectedPartTest, ClosedSessionKeepsNoMemoryOfCollectives) {
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all(std::istreambuf_iterator<char>(maps), {});
+    return all.find("memfd:results") != std::string::npos;
+  };
+  std::vector<std::byte> got;
+  std::promise<absl::Status> done;
+  BeginLarge(&got, &done);
+  CompleteLarge(1);
+  ASSERT_TRUE(done.get_future().get().ok());
+  EXPECT_TRUE(mapped());
+  session_->Close();
+  EXPECT_FALSE(mapped());
 }
 
 TEST_F(CollectedPartTest, BeyondTheResultEndsTheSession) {

@@ -14,8 +14,9 @@ using c10d::OpType;
 
 namespace {
 
-// Tags of callers are smaller.
-constexpr uint64_t kExchangeTag = uint64_t{1} << 32;
+// Returns the tag of an all_to_all, of which one follows the other; those that callbacks begin have
+// an order of their own. Tags of callers are smaller.
+uint64_t TagOfExchange(int lane) { return uint64_t{1 + static_cast<uint32_t>(lane)} << 32; }
 
 uint64_t TagOf(int tag) { return static_cast<uint32_t>(tag); }
 
@@ -38,6 +39,7 @@ ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, const std::vector<
     call.way = parcel.way;
     call.peer = parcel.peer;
     call.tag = parcel.tag;
+    call.is_ordered = type == OpType::ALLTOALL || type == OpType::ALLTOALL_BASE;
     call.timeout = Bounded(timeout);
     if (call.way == PeerCall::Way::kSend) {
       call.given = memory.Given(parcel.tensor);
@@ -83,12 +85,17 @@ ProcessGroup::WorkPtr ProcessGroup::ExchangeAll(OpType type, Tensors given, Tens
   CheckOneType(given, got, "all_to_all");
   std::vector<Parcel> parcels;
   const auto size = static_cast<uint32_t>(getSize());
-  // Each rank begins with its right neighbour, so that no two send to the same one first.
+  const auto rank = static_cast<uint32_t>(getRank());
+  const uint64_t tag = TagOfExchange(session_->CompletionThreadHere());
+  // Each rank begins with its right neighbour, so that no two send to the same one first. All is
+  // copied before anything is received, which may go to the same memory.
   for (uint32_t i = 1; i <= size; ++i) {
-    const auto rank = static_cast<uint32_t>(getRank());
-    const uint32_t to = (rank + i) % size, from = (rank + size - i) % size;
-    parcels.push_back({PeerCall::Way::kReceive, from, kExchangeTag, got[from]});
-    parcels.push_back({PeerCall::Way::kSend, to, kExchangeTag, given[to]});
+    const uint32_t to = (rank + i) % size;
+    parcels.push_back({PeerCall::Way::kSend, to, tag, given[to]});
+  }
+  for (uint32_t i = 1; i <= size; ++i) {
+    const uint32_t from = (rank + size - i) % size;
+    parcels.push_back({PeerCall::Way::kReceive, from, tag, got[from]});
   }
   return BeginParcels(type, parcels, std::move(outputs), timeout);
 }

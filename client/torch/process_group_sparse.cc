@@ -40,10 +40,11 @@ void Follow(c10d::Work& work, const c10::intrusive_ptr<CollectiveWork>& whole,
   });
 }
 
-// What a rank tells the others of its tensor: its shape, the number of sparse dimensions and that
-// of values.
+// What a rank tells the others of its tensor: its shape, its type, the number of sparse dimensions
+// and that of values.
 at::Tensor Describe(const at::Tensor& tensor) {
   std::vector<int64_t> numbers = tensor.sizes().vec();
+  numbers.push_back(static_cast<int64_t>(tensor.scalar_type()));
   numbers.push_back(tensor.sparse_dim());
   numbers.push_back(tensor._nnz());
   return at::tensor(numbers, at::kLong);
@@ -61,10 +62,10 @@ void Prepare(const at::Tensor& mine, Gathered& all) {
   for (size_t rank = 0; rank < all.descriptions.size(); ++rank) {
     const at::Tensor& theirs = all.descriptions[rank];
     if (!at::equal(theirs.slice(0, 0, -1), shape)) {
-      const at::IntArrayRef numbers(theirs.const_data_ptr<int64_t>(), theirs.numel() - 2);
+      const at::IntArrayRef numbers(theirs.const_data_ptr<int64_t>(), theirs.numel() - 3);
       Throw(absl::StrCat("allreduce of sparse tensors: rank ", rank, " of the group has shape ",
                          c10::str(numbers), ", this one ", c10::str(mine.sizes()),
-                         ", or other dimensions are sparse"));
+                         ", or another type, or other sparse dimensions"));
     }
     const int64_t count = theirs[-1].item<int64_t>();
     std::vector<int64_t> sizes = mine._values().sizes().vec();

@@ -29,6 +29,19 @@ def late_callbacks() -> list[float]:
     return sums
 
 
+def late_exchanges() -> list[list[float]]:
+    """Does it with all_to_all."""
+    got = []
+    for step in range(10):
+        first = dist.all_reduce(torch.full((4,), 1.0), async_op=True)
+        if dist.get_rank() % 2 == 0:
+            first.wait()
+        value = 100.0 * (step + 1)
+        in_callback = first.get_future().then(lambda _, value=value: _exchanged(value))
+        got += [_exchanged(10.0), in_callback.wait()]
+    return got
+
+
 def waiting_callbacks() -> list[float]:
     """Waits in a collective's callback for the next one, which the main thread has begun too.
 
@@ -98,6 +111,13 @@ def _sum(value: float) -> float:
     work = dist.all_reduce(tensor := torch.full((4,), value), async_op=True)
     work.get_future().wait()
     return float(tensor[0])
+
+
+def _exchanged(value: float) -> list[float]:
+    ranks = dist.get_world_size()
+    got, given = torch.empty(ranks), torch.full((ranks,), value + dist.get_rank())
+    dist.all_to_all_single(got, given, async_op=True).get_future().wait()
+    return got.tolist()
 
 
 def powersgd_of_torch() -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from callback_jobs import (
     callbacks_of_gloo,
     late_callbacks,
+    late_exchanges,
     overtaken_callback,
     powersgd_of_torch,
     waiting_callbacks,
@@ -263,6 +264,7 @@ JOBS = {
         seen_from_outside,
         groups_from_threads,
         late_callbacks,
+        late_exchanges,
         waiting_callbacks,
         overtaken_callback,
         callbacks_of_gloo,

@@ -87,6 +87,14 @@ def test_callbacks_call_collectives_in_their_own_order_whoever_runs_them(nodes, 
     assert run("late_callbacks", tmp_path, nodes, shards) == [expected] * world
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[:3])
+def test_callbacks_exchange_in_their_own_order(nodes, shards, tmp_path):
+    world = sum(nodes)
+    values = [value for step in range(10) for value in (10.0, 100.0 * (step + 1))]
+    expected = [[value + rank for rank in range(world)] for value in values]
+    assert run("late_exchanges", tmp_path, nodes, shards) == [expected] * world
+
+
 @pytest.mark.parametrize(("nodes", "shards"), PLACES[:2])
 def test_callback_may_wait_for_a_collective_that_began_beside_its_own(nodes, shards, tmp_path):
     world = sum(nodes)

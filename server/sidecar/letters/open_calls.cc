@@ -5,6 +5,13 @@
 
 namespace thalweg {
 
+void OpenCalls::NoteProgress(const Id& id, TimePoint now) {
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;
+  found->second.since = now;
+  found->second.has_met = true;
+}
+
 std::string OpenCalls::WhatOf(const Id& id) const {
   const auto found = calls_.find(id);
   return found == calls_.end() ? "" : found->second.what;
@@ -28,7 +35,9 @@ absl::Status OpenCalls::CheckLate(TimePoint now) const {
   for (const auto& [id, call] : calls_) {
     if (now - call.since <= call.timeout) continue;
     return absl::DeadlineExceededError(
-        absl::StrCat(call.what, ": the other side did not come within the timeout of ",
+        absl::StrCat(call.what,
+                     call.has_met ? ": no further byte has come or gone within the timeout of "
+                                  : ": the other side did not come within the timeout of ",
                      ToSeconds(call.timeout), " s"));
   }
   return absl::OkStatus();

@@ -22,17 +22,21 @@ class OpenCalls {
     Duration timeout{};
     // The call waits for this worker, by local rank; nothing if it is on another node, or any.
     std::optional<uint32_t> awaited = std::nullopt;
+    bool has_met = false;  // the other side is there
   };
 
   void Add(const Id& id, Call call) { calls_[id] = std::move(call); }
   void End(const Id& id) { calls_.erase(id); }
+  // Bytes of the call's message have moved: its timeout begins anew.
+  void NoteProgress(const Id& id, TimePoint now);
   std::string WhatOf(const Id& id) const;
   bool empty() const { return calls_.empty(); }
 
   // Both return Aborted when a call waits for a worker that has left.
   absl::Status NoteLeft(uint32_t local_rank, const std::string& name);
   absl::Status CheckAwaited(const Id& id) const;
-  // Returns DeadlineExceeded when one has waited longer than its timeout.
+  // Returns DeadlineExceeded when one has waited longer than its timeout: for the other side, or
+  // for further bytes.
   absl::Status CheckLate(TimePoint now) const;
 
  private:

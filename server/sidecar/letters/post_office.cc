@@ -10,14 +10,12 @@
 namespace thalweg {
 namespace {
 
-// What may be on the way to one node: letters of all others, and bytes that it has asked for. Fewer
-// than kMaxWindowChunks, which a shard takes for a node that does not read.
+// Letters of all others that may be on the way to one node. Fewer than kMaxWindowChunks, which a
+// shard takes for a node that does not read.
 constexpr uint32_t kMostLetters = 512;
-constexpr uint64_t kMostOnTheWay = 4 << 20;
 // Bytes that a node has sent unasked to one other, and that no receiver there has taken yet.
 constexpr uint64_t kMostUnasked = 4 << 20;
 constexpr uint64_t kMostShortBytes = 64 << 10;
-constexpr uint64_t kAskBytes = 1 << 20;  // for one message at a time
 
 uint32_t WindowFor(uint32_t num_nodes) {
   return std::clamp<uint32_t>(kMostLetters / std::max(1u, num_nodes - 1), 2, 32);
@@ -25,7 +23,7 @@ uint32_t WindowFor(uint32_t num_nodes) {
 
 uint64_t ShortBytesFor(uint32_t num_nodes) {
   const uint64_t letters = uint64_t{WindowFor(num_nodes)} * std::max(1u, num_nodes - 1);
-  return std::min(kMostShortBytes, kMostOnTheWay / letters);
+  return std::min(kMostShortBytes, PostOffice::kMostOnTheWay / letters);
 }
 
 void Copy(const Payload& payload, std::byte* to) {
@@ -211,47 +209,6 @@ absl::Status PostOffice::MatchedLocked(const std::shared_ptr<Receiving>& receive
   return absl::OkStatus();
 }
 
-void PostOffice::AskLocked() {
-  while (!hungry_.empty() && on_the_way_ < kMostOnTheWay) {
-    const std::shared_ptr<Receiving> receive = std::move(hungry_.front());
-    hungry_.pop_front();
-    const Offer& offer = receive->offer;
-    const uint64_t more = std::min(kAskBytes, offer.bytes - receive->wanted);
-    receive->wanted += more;
-    on_the_way_ += more;
-    WithLocked(offer.node)
-        .Write({.kind = LetterKind::kRequest, .message = offer.message, .offset = receive->wanted},
-               {});
-    if (receive->wanted < offer.bytes) hungry_.push_back(receive);
-  }
-}
-
-void PostOffice::NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_t bytes) {
-  MutexLock lock(mutex_);
-  receive->received += bytes;
-  const ipc::Receive& call = receive->call;
-  if (receive->received < call.bytes) return;
-  receiving_.erase({receive->offer.node, receive->offer.message});
-  calls_.End({receive->local_rank, call.call});
-  context_.received.Add();
-  if (receive->arena != nullptr) results_[{receive->local_rank, call.call}] = receive->arena;
-  actions_.emplace_back([this, receive] {
-    const uint32_t worker = receive->local_rank;
-    ipc::Collected message{.sequence = receive->call.call, .values = std::move(receive->values)};
-    message.bytes = receive->call.bytes;
-    message.from = receive->offer.from;
-    if (const auto& result = receive->arena; result != nullptr) {
-      message.arena = result->number;
-      if (context_.arenas.IsNewTo(worker, *result)) {
-        const ipc::ShareArena share{result->number, result->arena.payload_bytes()};
-        listener_.OnMessage(worker, share, result->arena.fd());
-      }
-    }
-    listener_.OnMessage(worker, message, -1);
-    return absl::OkStatus();
-  });
-}
-
 void PostOffice::OnLetter(const RoundResult& received) {
   const uint32_t node = SenderOf(received.id);
   context_.progress.Note(Now());
@@ -307,31 +264,6 @@ absl::Status PostOffice::ReadLocked(uint32_t node, OpenedLetter opened, Copies& 
     NoteReceived(receive, bytes);
   });
   AskLocked();
-  return absl::OkStatus();
-}
-
-absl::Status PostOffice::SendBodyLocked(uint32_t node, const Letter& request, Copies& copies) {
-  const auto found = sending_.find({node, request.message});
-  if (found == sending_.end() || request.offset > found->second->call.bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it asks for ", request.offset, " bytes of message ", request.message));
-  }
-  const std::shared_ptr<Sending> sending = found->second;
-  const uint64_t total = sending->call.bytes;
-  // A short one has gone with its offer.
-  if (sending->is_done && request.offset == total) unasked_[node] -= total;
-  while (sending->gone < request.offset) {
-    const uint64_t bytes = std::min(BodyBytes(), request.offset - sending->gone);
-    const std::byte* const from = (*sending->values)[0]->data() + sending->gone;
-    WithLocked(node).Write(
-        {.kind = LetterKind::kBody, .message = request.message, .offset = sending->gone},
-        Payload({from, bytes}, sending->values));
-    sending->gone += bytes;
-  }
-  if (request.offset < total) return absl::OkStatus();
-  SentLocked(*sending);
-  sending_.erase(found);
-  copies.emplace_back([sending] {});  // its end tells the worker: without the lock
   return absl::OkStatus();
 }
 

@@ -34,6 +34,8 @@ namespace thalweg {
 // Thread-safe.
 class PostOffice {
  public:
+  static constexpr uint64_t kMostOnTheWay = 4 << 20;  // bytes that one node has asked for
+
   // The parts of the job that it uses; all must outlive it.
   struct Context {
     Progress& progress;
@@ -101,12 +103,13 @@ class PostOffice {
   absl::Status ReadLocked(uint32_t node, OpenedLetter letter, Copies& copies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OfferLocked(const std::shared_ptr<Sending>& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These three are in post_office_bodies.cc.
   absl::Status SendBodyLocked(uint32_t node, const Letter& request, Copies& copies)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Asks senders for more, as far as memory on the way allows.
   void AskLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SentLocked(Sending& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteReceived(const std::shared_ptr<Receiving>& receive, uint64_t bytes);
+  void SentLocked(Sending& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells the sender of a short message that it need not wait for it any longer.
   void DismissLocked(const Offer& offer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Correspondence& WithLocked(uint32_t node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

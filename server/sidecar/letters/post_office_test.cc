@@ -184,6 +184,21 @@ TEST_F(PostOfficeTest, CallThatIsLateIsNamed) {
               HasSubstr("receive of 5 bytes with tag 3 from rank 0 on rank 1 of group 'ours'"));
 }
 
+TEST_F(PostOfficeTest, TimeoutOfAMessageBeginsAnewWheneverBytesOfItMove) {
+  nodes_[0].Send(std::string(PostOffice::kMostOnTheWay + (2 << 20), 'x'));
+  nodes_[0].DeliverTo(nodes_[1]);
+  ASSERT_TRUE(nodes_[1].Receive(PostOffice::kMostOnTheWay + (2 << 20)).ok());
+  const TimePoint begin = Now();
+  nodes_[1].DeliverTo(nodes_[0]);
+  nodes_[0].DeliverTo(nodes_[1]);
+  for (Node& node : nodes_) {
+    EXPECT_TRUE(node.post().IsBusy());
+    EXPECT_TRUE(node.post().CheckLate(begin + FromMillis(kTimeoutMs)).ok());
+    EXPECT_THAT(std::string(node.post().CheckLate(Now() + std::chrono::seconds(11)).message()),
+                HasSubstr("no further byte has come or gone within the timeout of 10 s"));
+  }
+}
+
 TEST_F(PostOfficeTest, WhatNobodyHasAskedForFailsTheJob) {
   const Letter request{.kind = LetterKind::kRequest, .message = 9, .offset = 100};
   RoundResult letter;

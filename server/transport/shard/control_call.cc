@@ -43,6 +43,11 @@ bool ControlCall::Finish(const grpc::Status& status, const grpc::ByteBuffer& res
   return !has_gone;
 }
 
+bool ControlCall::HasGone() {
+  MutexLock lock(mutex_);
+  return has_gone_;
+}
+
 void ControlCall::WhenGone(std::function<void()> gone) {
   {
     MutexLock lock(mutex_);

@@ -55,6 +55,8 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   // Answers the call. Returns false if the caller has gone: it was cancelled, its connection broke,
   // or its deadline has passed. Call once.
   bool Finish(const grpc::Status& status, const grpc::ByteBuffer& response);
+  // Says whether the caller has gone, as far as is known: it may have made the call again.
+  bool HasGone();
   // Calls `gone` when the caller goes before Finish: at once, or later from a poller. Call at most
   // once; after Finish it does nothing.
   void WhenGone(std::function<void()> gone);

@@ -109,13 +109,19 @@ void ControlService::Add(ControlCall::Method::Request request, Handler handler, 
                         "a request of ", bytes, " bytes, expected at most ", max_bytes)));
     } else if (cost == Cost::kCheap && bytes <= kPollersRequest) {
       (this->*handler)(call);
-    } else if (!pool_.TryRun([this, handler, call] { (this->*handler)(call); })) {
+    } else if (!pool_.TryRun([this, handler, call] { RunUnlessGone(handler, call); })) {
       Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
                         kMaxWaitingWork, " control calls wait here already, try again later")));
     }
   };
   methods_.push_back(
       std::make_unique<const ControlCall::Method>(ControlCall::Method{request, handle}));
+}
+
+void ControlService::RunUnlessGone(Handler handler, const CallPtr& call) {
+  if (!call->HasGone()) return (this->*handler)(call);
+  // What it wants may be out of date: the same call has come again, and the job has gone on.
+  Refuse(*call, absl::CancelledError("the caller has gone"));
 }
 
 void ControlService::Accept(grpc::ServerCompletionQueue& queue) {

@@ -54,6 +54,9 @@ class ControlService {
   // Adds a method whose requests may have `max_bytes`.
   void Add(ControlCall::Method::Request request, Handler handler, Cost cost, size_t max_bytes);
 
+  // Runs a handler whose call has waited for a thread.
+  void RunUnlessGone(Handler handler, const CallPtr& call);
+
   // The handlers; each answers its call, or makes the shard answer it.
   void Probe(const CallPtr& call);
   void Challenge(const CallPtr& call);
