@@ -15,6 +15,7 @@ from digests import digest
 from jobs import outcome
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -87,7 +88,7 @@ def resumed() -> dict[str, Any]:
     remarks = Remarks()
     saved = fresh.state_dict()
     held = [_held(fresh)]
-    saved.pop(f"rank{dist.get_rank()}")
+    saved.pop(_own_name(saved))
     fresh.load_state_dict(saved)
     held.append(_held(fresh))
     return {
@@ -101,8 +102,18 @@ def resumed() -> dict[str, Any]:
 
 
 def _held(state: Compression) -> float:
-    tensors = state.state_dict()[f"rank{dist.get_rank()}"].values()
-    return sum(float(one.abs().sum()) for one in tensors)
+    return sum(float(one.abs().sum()) for one in held_by(state).values())
+
+
+def held_by(state: Compression) -> dict[str, torch.Tensor]:
+    """Returns what this rank holds back, by unit."""
+    saved = state.state_dict()
+    held: dict[str, torch.Tensor] = saved[_own_name(saved)]
+    return held
+
+
+def _own_name(saved: dict[str, Any]) -> str:
+    return next(name for name in saved if name.startswith(f"rank{dist.get_rank()} of "))
 
 
 def steps(model: nn.Module, optimizer: Any, source: Any, count: int) -> None:
@@ -112,19 +123,52 @@ def steps(model: nn.Module, optimizer: Any, source: Any, count: int) -> None:
         optimizer.step()
 
 
-def parts(model: nn.Module, optimizer: Any, state: Compression) -> dict[str, Any]:
-    whole = zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
-    return {**dict(whole), "thalweg": state.state_dict()}
+def parts(model: nn.Module, optimizer: Any, state: Compression | None) -> dict[str, Any]:
+    whole = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    return whole if state is None else whole | {"thalweg": state.state_dict()}
 
 
-def restore(model: nn.Module, optimizer: Any, state: Compression, folder: Path) -> None:
-    """Restores what was saved of parts()."""
+def restore(
+    model: nn.Module,
+    optimizer: Any,
+    state: Compression | None,
+    folder: Path,
+    *,
+    partly: bool = False,
+) -> None:
+    """Restores what was saved of parts(); `partly`: names may be missing there."""
     saved = parts(model, optimizer, state)
-    checkpoint.load(saved, checkpoint_id=folder)
+    planner = DefaultLoadPlanner(allow_partial_load=partly)
+    checkpoint.load(saved, checkpoint_id=folder, planner=planner)
     set_state_dict(
         model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
     )
-    state.load_state_dict(saved["thalweg"])
+    if state is not None:
+        state.load_state_dict(saved["thalweg"])
+
+
+def resharded() -> dict[str, Any]:
+    """Takes three steps and, where 2 workers have saved for 4, or 4 for 2, loads that and takes
+    three more; then saves. Returns what is said of the checkpoint, what is held back before and
+    after loading and at the end, and a digest of what a rank computes with.
+    """
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    state = compress(model, "int8:start=0")
+    source = models.batches()
+    steps(model, optimizer, source, 3)
+    result: dict[str, Any] = {"held": [_held(state)]}
+    folder, world = Path(os.environ["FOLDER"]), dist.get_world_size()
+    theirs = folder / str(6 - world)
+    if theirs.exists():
+        remarks = Remarks()
+        restore(model, optimizer, state, theirs, partly=True)
+        result["said"] = remarks.stop()
+        result["held"].append(_held(state))
+        steps(model, optimizer, source, 3)
+        result["held"].append(_held(state))
+    checkpoint.save(parts(model, optimizer, state), checkpoint_id=folder / str(world))
+    return result | {"digest": digest(gathered(model))}
 
 
 def refused() -> dict[str, str]:
@@ -179,9 +223,7 @@ def by_environment(build: Callable[[], nn.Module] = sharded) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in ("first", "second"):
         model = build()
-        losses = models.plain_loop(model, lr=0.1, steps=3) + models.plain_loop(
-            model, lr=0.1, steps=2
-        )
+        losses = [one for n in (3, 2) for one in models.plain_loop(model, lr=0.1, steps=n)]
         state = state_of(model)
         result[name] = {
             "losses": losses,
@@ -202,18 +244,10 @@ def resumed_by_environment() -> dict[str, Any]:
         model = sharded()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         if is_fresh:
-            saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            checkpoint.load(saved, checkpoint_id=folder)
-            set_state_dict(
-                model,
-                optimizer,
-                model_state_dict=saved["model"],
-                optim_state_dict=saved["optimizer"],
-            )
+            restore(model, optimizer, None, folder)
         steps(model, optimizer, models.batches(), 3)
         if not is_fresh:
-            saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            checkpoint.save(saved, checkpoint_id=folder)
+            checkpoint.save(parts(model, optimizer, None), checkpoint_id=folder)
     state = state_of(model)
     return {"codec": state and state.codec, "held": 0.0 if state is None else _held(state)}
 

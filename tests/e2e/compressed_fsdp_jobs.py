@@ -15,8 +15,10 @@ from compressed_fsdp_cases import (
     WIDTH,
     by_environment,
     gathered,
+    held_by,
     left_out,
     refused,
+    resharded,
     resumed,
     resumed_by_environment,
     sharded,
@@ -175,7 +177,7 @@ def poisoned() -> dict[str, list[bool]]:
             shards = [models.local(p.grad) for p in model.parameters()]
             finite.append(all(bool(one.isfinite().all()) for one in shards))
             spoiled += sum(int((~one.isfinite()).sum()) for one in shards)
-        held = state.state_dict()[f"rank{dist.get_rank()}"]
+        held = held_by(state)
         finite.append(all(bool(one.isfinite().all()) for one in held.values()))
         result[codec] = [*finite, state.nonfinite_elems == spoiled > 0]
     return result
@@ -200,7 +202,7 @@ JOBS = {
     for job in (
         *(parameters, whole_numbers, feedback, resumed, poisoned),
         *(refused, variants, left_out, swapped, carried),
-        *(by_environment, resumed_by_environment),
+        *(by_environment, resumed_by_environment, resharded),
     )
 }
 

@@ -70,6 +70,22 @@ def test_training_resumes_with_what_was_held_back_bit_for_bit(results):
         assert "saved with codec 'bf16'" in outcome["error"]
 
 
+def test_checkpoint_of_another_number_of_workers_is_loaded_and_nothing_is_held_back(tmp_path):
+    for number, nodes in enumerate([(1, 1), (2, 2), (1, 1)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        results, _ = outputs("resharded", folder, nodes, FOLDER=str(tmp_path / "saved"))
+        outcomes = [result["resharded"] for result in results]
+        assert len({outcome["digest"] for outcome in outcomes}) == 1
+        for outcome in outcomes if number else []:
+            before, loaded, after = outcome["held"]
+            assert before > loaded == 0 < after
+            (said,) = outcome["said"]
+            then, now = (len(nodes) * n for n in ((2, 1) if nodes == (1, 1) else (1, 2)))
+            assert f"saved by {then} workers, sharded over 2 nodes x {then // 2} workers" in said
+            assert f"this job has {now} workers, sharded over 2 nodes x {now // 2} work" in said
+
+
 def test_each_node_holds_back_four_bytes_for_each_parameter_that_others_own(results):
     outcomes = [result["resumed"] for result in results]
     of_a_node = sum(outcome["bytes"] for outcome in outcomes[: len(outcomes) // 2])

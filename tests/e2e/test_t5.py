@@ -23,17 +23,18 @@ def functions(tmp_path_factory):
     return folder
 
 
-def run(tmp_path: Path, functions: Path, out: Path, *options: str) -> str:
-    """Runs the example to its end; returns what it prints."""
+def run(tmp_path: Path, functions: Path, out: Path, *options: str, workers: int = 1) -> str:
+    """Runs the example, with so many workers on each node, to its end; returns what it prints."""
     tmp_path.mkdir(exist_ok=True)
     argv = ["--data", str(functions), "--out", str(out), *TINY, *TESTED, *options]
     with servers() as cluster:
         for _ in range(2):
             cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
         sockets = [str(cluster.folder / f"s{node}.sock") for node in range(2)]
-        env = {"OPTIONS": json.dumps(argv), "LOCAL_WORLD_SIZE": "1"}
+        sockets = [socket for socket in sockets for _ in range(workers)]
+        env = {"OPTIONS": json.dumps(argv), "LOCAL_WORLD_SIZE": str(workers)}
         job = Job("t5", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
-        assert job.results() == [0, 0]
+        assert job.results() == [0] * len(sockets)
         return job.output
 
 
@@ -80,6 +81,24 @@ def test_resumed_example_has_the_losses_of_one_that_never_stopped(functions, tmp
     [saved] = [path for path in halves.iterdir() if path.is_dir()]
     run(tmp_path / "3", functions, halves, *options, "--epochs", "2", "--resume", str(saved))
     assert history_of(halves)["step_losses"] == history_of(whole)["step_losses"]
+
+
+@pytest.mark.long
+def test_example_goes_on_with_another_number_of_workers_without_what_was_held_back(
+    functions, tmp_path
+):
+    options, resume = (
+        ["--codec", "int8", "--batch-size", "4", "--steps", "3", "--no-validation"],
+        [],
+    )
+    for epochs, workers in enumerate([2, 1, 2], 1):
+        out = tmp_path / f"out{epochs}"
+        of_now = [*options, "--epochs", str(epochs), *resume]
+        said = run(tmp_path / str(epochs), functions, out, *of_now, workers=workers)
+        assert ("what is held back of gradients begins at zero" in said) == (epochs > 1)
+        assert len(history_of(out)["step_losses"]) == 3 * epochs
+        [saved] = [path for path in out.iterdir() if path.is_dir()]
+        resume = ["--resume", str(saved)]
 
 
 @pytest.mark.long

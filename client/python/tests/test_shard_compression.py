@@ -6,8 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from thalweg._sharded._state import Compression
+from thalweg._sharded._state import Compression, Size
+
+OWN, COPIES = "rank0 of 2 workers, here", "copies0 of 2 workers, here"
 
 
 class Job:
@@ -50,7 +54,8 @@ def state(monkeypatch, job, of_other_ranks):
     unit = SimpleNamespace(residual=torch.tensor([[1.0, -3.0]]), rounds=5)
     group = SimpleNamespace(size=lambda: 1 + len(of_other_ranks))
     copies = [(job, group)]
-    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit}, copies)
+    size = Size("2 workers, here", "2 workers")
+    return Compression("int8:start=2,feedback=1", "bf16", size, {"blocks.0": unit}, copies)
 
 
 def held(state: Compression) -> list[float]:
@@ -68,7 +73,7 @@ def test_what_is_held_back_follows_the_scale_of_losses_and_is_saved_without(stat
     scaler.update()  # doubles it
     assert held(state) == [8.0, -24.0]
     saved = state.state_dict()
-    assert saved["rank0"]["blocks.0"].tolist() == [[1.0, -3.0]]
+    assert saved[OWN]["blocks.0"].tolist() == [[1.0, -3.0]]
     state.load_state_dict(saved)
     assert held(state) == [8.0, -24.0]
 
@@ -77,9 +82,10 @@ def test_what_is_held_back_follows_the_scale_of_losses_and_is_saved_without(stat
     ("change", "said"),
     [
         ({"saved_by": "4 workers"}, "saved by 4 workers, and this job has 2 workers"),
-        ({"rank0": {"head": torch.zeros(1, 2)}}, "the state is of other units"),
-        ({"rank0": {"blocks.0": torch.zeros(1, 3)}}, "the state is of other units"),
-        ({"copies0": {}}, "the state is of other copies"),
+        ({"saved_by": "2 workers"}, "the state has nothing of rank 0"),
+        ({OWN: {"head": torch.zeros(1, 2)}}, "the state is of other units"),
+        ({OWN: {"blocks.0": torch.zeros(1, 3)}}, "the state is of other units"),
+        ({COPIES: {}}, "the state is of other copies"),
     ],
 )
 def test_state_of_another_job_leaves_nothing_held_back_and_says_so(
@@ -91,9 +97,36 @@ def test_state_of_another_job_leaves_nothing_held_back_and_says_so(
     assert said in caplog.text
 
 
+def test_state_that_an_earlier_version_has_saved_is_loaded(state, job):
+    saved = state.state_dict()
+    old = {"rank0": {"blocks.0": torch.tensor([[7.0, 8.0]])}, "copies0": saved[COPIES]}
+    shared = {"codec": saved["codec"], "saved_by": "2 workers", "rounds": {"blocks.0": 9}}
+    state.load_state_dict(shared | old)
+    assert held(state) == [7.0, 8.0]
+    assert state._reduces["blocks.0"].rounds == 9
+    assert job.loaded == job.state_dict()
+
+
+def of_size(size, elements):
+    """Returns what holds back so many elements in a job of that size, without copies."""
+    unit = SimpleNamespace(residual=torch.ones(1, elements), rounds=5)
+    return Compression("int8:start=2,feedback=1", "bf16", Size(size, ""), {"blocks.0": unit}, [])
+
+
+def test_checkpoint_of_another_size_is_loaded_without_what_was_held_back(state, tmp_path, caplog):
+    saved, others = of_size("4 workers", 8), of_size("2 workers", 16)
+    checkpoint.save({"codec": saved.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    found = {"codec": others.state_dict()}
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    checkpoint.load(found, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    others.load_state_dict(found["codec"])
+    assert held(others) == [0.0] * 16
+    assert "the state was saved by 4 workers, and this job has 2 workers" in caplog.text
+
+
 def test_state_of_sums_over_copies_is_saved_and_loaded_with_that_of_shards(state, job):
     saved = state.state_dict()
-    assert saved["copies0"] == {"0": job.state_dict()}
+    assert saved[COPIES] == {"0": job.state_dict()}
     state.load_state_dict(saved)
     assert job.loaded == job.state_dict()
 

@@ -31,6 +31,21 @@ def test_workers_of_a_node_carry_equally_many_rows_but_for_one(nodes):
             assert part[: 1 + len(carried[index])] == [one, *carried[index]]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ((0, 1), "2 nodes x 1 workers"),
+        ((3, 3, 1, 1), "2 nodes x 2 workers"),
+        ((0, 0, 0, 1), "3 + 1 workers"),
+        ((0, 1, 1, 1), "1 + 3 workers"),
+        ((2, 0, 2, 0), "workers of nodes 0 1 0 1"),
+        ((2, 0, 0, 2), "workers of nodes 0 1 1 0"),
+    ],
+)
+def test_groups_whose_ranks_lie_on_nodes_in_other_ways_have_other_layouts(nodes, text):
+    assert Plan(nodes, 0).layout() == text
+
+
 def test_a_node_alone_carries_nothing():
     plan = Plan((3, 3), 1)
     assert plan.has_one_node

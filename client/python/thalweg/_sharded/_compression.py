@@ -17,8 +17,8 @@ from thalweg._attach._state import State
 from thalweg._sharded import _copies
 from thalweg._sharded._codecs import Blocks, Cast, Parts, Piece
 from thalweg._sharded._comms import CompressedAllGather, CompressedReduceScatter
-from thalweg._sharded._groups import ShardGroup, nodes_of
-from thalweg._sharded._state import Compression
+from thalweg._sharded._groups import Plan, ShardGroup, nodes_of
+from thalweg._sharded._state import Compression, Size
 from thalweg._sharded._units import Unit, units_of
 from thalweg.codecs import BF16, FP16, FP32, Codec, Int8
 from thalweg.policy import Policy
@@ -47,6 +47,7 @@ class _Groups(NamedTuple):
     """What units of the same groups have in common."""
 
     shards: ShardGroup
+    layout: str  # of the shards of all copies, in equal words on all ranks
     crosses_nodes: bool  # shards do, of this copy or of another one
     has_far_copies: bool  # on other nodes
 
@@ -92,9 +93,9 @@ def compress(
     jobs = _compress_copies(asked, units, groups)
     reduces = _compress_shards(asked, units, groups)
     _log_exact(asked, units, groups)
-    size = f"{dist.get_world_size()} workers, sharded over {groups[units[0].key].shards}"
     crosses = any(group.crosses_nodes for group in groups.values())
     spread = asked.gather if crosses else FP32()
+    size = _size_of(groups[units[0].key])
     state = Compression(asked.reduce.spec(), spread.spec(), size, reduces, jobs)
     _states.update((unit.module, state) for unit in units)
     return state
@@ -147,6 +148,7 @@ class _Word(NamedTuple):
 
     rank: int
     asked: str
+    layout: str  # of its shards
     is_inside: bool  # its shards lie inside a node
 
 
@@ -154,7 +156,8 @@ def _meet(unit: Unit, asked: str) -> _Groups:
     """Makes a unit's groups, together with its other ranks. RuntimeError: they ask for different
     things.
     """
-    mine = _Word(dist.get_rank(), asked, len(set(nodes_of(unit.shards))) == 1)
+    plan = Plan(nodes_of(unit.shards), unit.shards.rank())
+    mine = _Word(dist.get_rank(), asked, plan.layout(), plan.has_one_node)
     words = _gather(mine, unit.shards)
     if unit.copies is not None:  # all of the mesh hear of all
         words = [word for row in _gather(words, unit.copies) for word in row]
@@ -167,10 +170,20 @@ def _meet(unit: Unit, asked: str) -> _Groups:
             )
     return _Groups(
         ShardGroup(unit.shards),
+        _in_one([word.layout for word in sorted(words)]),
         # All copies compute with the same parameters, also those whose shards lie inside a node.
         not all(word.is_inside for word in words),
         unit.copies is not None and len(set(nodes_of(unit.copies))) > 1,
     )
+
+
+def _size_of(group: _Groups) -> Size:
+    beginning = f"{dist.get_world_size()} workers, sharded over "
+    return Size(beginning + group.layout, f"{beginning}{group.shards}")
+
+
+def _in_one(layouts: list[str]) -> str:
+    return layouts[0] if len(set(layouts)) == 1 else ", ".join(layouts)
 
 
 def _gather(value: _T, group: dist.ProcessGroup) -> list[_T]:

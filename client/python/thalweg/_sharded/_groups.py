@@ -7,6 +7,7 @@ shared memory. Each of them *carries* the node's sums to some of the ranks of ot
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,18 @@ class Plan:
     @property
     def has_one_node(self) -> bool:
         return len(set(self.nodes)) == 1
+
+    def layout(self) -> str:
+        """Returns how many workers each node has, as text; or, where ranks of a node do not follow
+        each other, the number of each rank's node, from 0 on.
+        """
+        sizes = [len(list(ranks)) for _, ranks in itertools.groupby(self.nodes)]
+        firsts = list(dict.fromkeys(self.nodes))
+        if len(sizes) != len(firsts):
+            return "workers of nodes " + " ".join(str(firsts.index(node)) for node in self.nodes)
+        if len(set(sizes)) > 1:
+            return " + ".join(map(str, sizes)) + " workers"
+        return f"{len(sizes)} nodes x {sizes[0]} workers"
 
     def carried_by(self, rank: int) -> list[int]:
         """Returns to whom a rank carries its node's sums, in rising order."""

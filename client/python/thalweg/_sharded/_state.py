@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,6 +15,13 @@ from thalweg._sharded._comms import CompressedReduceScatter
 from thalweg._torch import _precision
 
 _log = logging.getLogger("thalweg")
+
+
+class Size(NamedTuple):
+    """Of how many workers a job is, and how they lie on nodes."""
+
+    text: str  # the same on all ranks
+    formerly: str  # what states of earlier versions have in its place
 
 
 class Compression:
@@ -29,7 +36,7 @@ class Compression:
         self,
         codec: str,
         gather: str,
-        size: str,
+        size: Size,
         reduces: dict[str, CompressedReduceScatter],
         copies: Sequence[tuple[State, dist.ProcessGroup]],
     ) -> None:
@@ -72,20 +79,23 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """Returns what is held back of gradients, for a checkpoint: call it between two steps.
 
-        "codec" and "saved_by" are the same on all ranks, and so is "rounds", by unit. "rankN" has
-        float32 tensors by unit, without loss scale, and "copiesN" what State.state_dict() returns
-        of each job of `copies`; only rank N has them, so that every rank's own result must be
-        stored, as torch.distributed.checkpoint does. RuntimeError: such a job has failed.
+        "codec" and "saved_by" are the same on all ranks, and so is "rounds", by unit. "rankN of …"
+        has float32 tensors by unit, without loss scale, and "copiesN of …" what State.state_dict()
+        returns of each job of `copies`; only rank N has them, so that every rank's own result must
+        be stored, as torch.distributed.checkpoint does. Their names end with "saved_by": in another
+        job they are missing, where tensors of other sizes would fail that checkpoint's load().
+        RuntimeError: such a job has failed.
         """
         _precision.settle()
         scale = self._loss_scale or 1.0
         held = {name: one.residual / scale for name, one in self._reduces.items()}
+        own, own_copies = self._names(self._size.text)
         return {
             "codec": self.codec,
-            "saved_by": self._size,
+            "saved_by": self._size.text,
             "rounds": {name: one.rounds for name, one in self._reduces.items()},
-            self._own: held,
-            self._own_copies: {
+            own: held,
+            own_copies: {
                 str(number): state.state_dict() for number, state in enumerate(self.copies)
             },
         }
@@ -104,6 +114,7 @@ class Compression:
                 f"thalweg: the state was saved with codec {saved!r}, and {self.codec!r} is in use"
             )
         lost = self._what_is_lost(state_dict)
+        own, own_copies = self._names(state_dict.get("saved_by", ""))
         if not lost:
             self._loss_scale = self._loss_scale or 1.0  # what is loaded has none
         for name, one in self._reduces.items():
@@ -111,13 +122,13 @@ class Compression:
             if lost:
                 one.residual.zero_()
             else:
-                _multiply(one.residual.copy_(state_dict[self._own][name]), self._loss_scale)
+                _multiply(one.residual.copy_(state_dict[own][name]), self._loss_scale)
         if lost:
             _log.warning("thalweg: %s: what is held back of gradients begins at zero", lost)
         for number, (state, group) in enumerate(zip(self.copies, self._groups, strict=True)):
             lost_by = _first_of(lost, group)
             if not lost_by:
-                state.load_state_dict(state_dict[self._own_copies][str(number)])
+                state.load_state_dict(state_dict[own_copies][str(number)])
             elif not lost:
                 _log.warning(
                     "thalweg: %s: what is held back of sums over copies begins at zero", lost_by
@@ -126,15 +137,16 @@ class Compression:
     def _what_is_lost(self, state: Mapping[str, Any]) -> str:
         """Returns why this rank cannot take what was held back from a state; empty: it can."""
         then = state.get("saved_by", "")
-        if then != self._size:
-            return f"the state was saved by {then}, and this job has {self._size}"
-        if self._own not in state or (self.copies and self._own_copies not in state):
+        if then not in self._size:
+            return f"the state was saved by {then}, and this job has {self._size.text}"
+        own, own_copies = self._names(then)
+        if own not in state or (self.copies and own_copies not in state):
             return f"the state has nothing of rank {dist.get_rank()}"
-        held: Mapping[str, Tensor] = state[self._own]
+        held: Mapping[str, Tensor] = state[own]
         shapes = {name: one.residual.shape for name, one in self._reduces.items()}
         if {name: tensor.shape for name, tensor in held.items()} != shapes:
             return "the state is of other units"
-        if len(state.get(self._own_copies, ())) != len(self.copies):
+        if len(state.get(own_copies, ())) != len(self.copies):
             return "the state is of other copies"
         return ""
 
@@ -143,13 +155,12 @@ class Compression:
         for state in self.copies:
             state.close()
 
-    @property
-    def _own(self) -> str:
-        return f"rank{dist.get_rank()}"
-
-    @property
-    def _own_copies(self) -> str:
-        return f"copies{dist.get_rank()}"
+    def _names(self, saved_by: str) -> tuple[str, str]:
+        """Returns by what names this rank's own parts are in a state."""
+        names = (f"rank{dist.get_rank()}", f"copies{dist.get_rank()}")
+        if saved_by == self._size.formerly:
+            return names
+        return f"{names[0]} of {saved_by}", f"{names[1]} of {saved_by}"
 
 
 def _multiply(residual: Tensor, factor: float) -> None:
