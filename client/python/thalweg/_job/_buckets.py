@@ -59,7 +59,8 @@ def make(
     empty. Nothing is sent over `group`.
     """
     named = [
-        [(name, nn.Parameter(torch.empty(shape))) for name, shape in layout] for layout in layouts
+        [(name, nn.Parameter(torch.empty(shape, device="cpu"))) for name, shape in layout]
+        for layout in layouts
     ]
     found = _borrow([[parameter for _, parameter in one] for one in named], group)
     return [Bucket(session, *pair) for pair in zip(found, named, strict=True)]
@@ -89,5 +90,5 @@ def _borrow(
     for parameter in parameters:
         parameter.grad = None
     for bucket in found:
-        bucket.set_buffer(torch.empty(0))
+        bucket.set_buffer(torch.empty(0, device="cpu"))
     return sorted(found, key=lambda bucket: bucket.index())

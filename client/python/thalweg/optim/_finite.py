@@ -84,4 +84,4 @@ def look(optimizer: Optimizer) -> Tensor | None:
     keep_squares(optimizer, plan, squares)
     if isinstance(squares, Tensor):
         return squares.isfinite().logical_not().float()
-    return torch.tensor(float(not math.isfinite(squares)))
+    return torch.tensor(float(not math.isfinite(squares)), device="cpu")

@@ -79,7 +79,8 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         for param in group["params"] if step is not None else ():
             state = self.state.get(param)
             if state:
-                state.setdefault("step", torch.tensor(float(step), dtype=torch.float32))
+                count = torch.tensor(float(step), dtype=torch.float32, device="cpu")
+                state.setdefault("step", count)
 
     def _step_fused(self) -> None:
         with remembered_refusals(self):
@@ -139,7 +140,7 @@ class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
         for param in params:
             state = self.state[param]
             if not state:
-                state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 for key in _MOMENTS:
                     state[key] = torch.zeros_like(param, dtype=torch.float32)
             state["step"] += 1

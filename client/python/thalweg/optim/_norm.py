@@ -21,7 +21,8 @@ class Norm(NamedTuple):
     scale: Any  # likewise; None: 1
 
     def value(self) -> Tensor:
-        root = torch.as_tensor(self.squares, dtype=torch.float64).sqrt()
+        device = self.squares.device if isinstance(self.squares, Tensor) else "cpu"
+        root = torch.as_tensor(self.squares, dtype=torch.float64, device=device).sqrt()
         return root if self.scale is None else (root / self.scale).reshape(())
 
 

@@ -159,7 +159,7 @@ def total_squares(pairs: Iterable[tuple[Tensor, Any]]) -> Tensor:
     """Returns the sum of whole tensors' squares; `pairs` is what norms() takes as two lists."""
     both = list(pairs)
     if not both:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     return torch.stack(_squares([t for t, _ in both], [p for _, p in both])).sum()
 
 

@@ -265,7 +265,7 @@ class Bucket:
 
     def weights(self) -> list[Tensor]:
         """Returns the shards' float32 weights, by parameter."""
-        values = self._served.read(0)[0] if len(self._grads.flat) else torch.empty(0)
+        values = self._served.read(0)[0] if len(self._grads.flat) else torch.empty(0, device="cpu")
         if values is None:
             names = ", ".join(each.name for each in self.parameters)
             raise RuntimeError(f"thalweg: the shards have no weights of {names}")

@@ -53,7 +53,8 @@ class Clipping(KeptState):
                 "ServerOptimizer with a max_grad_norm"
             )
         self._serving.complete(self.param_groups, self.state)
-        return torch.tensor(self._committing.clip(self.param_groups, check_bound(max_norm) or 0.0))
+        norm = self._committing.clip(self.param_groups, check_bound(max_norm) or 0.0)
+        return torch.tensor(norm, device="cpu")
 
     @or_rolled_back
     def look_for_infinities(self, inverse_scale: float) -> bool:

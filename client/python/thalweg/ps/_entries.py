@@ -12,6 +12,7 @@ from thalweg.codecs import Sparse
 
 _LEVEL_BYTES = 8  # two float32
 _WORD = 4  # bytes; payloads lie behind one another
+_BITS = torch.arange(8, dtype=torch.uint8, device="cpu")
 
 
 class Entries:
@@ -38,14 +39,14 @@ class Entries:
         self._high_bits = self._entries + (self.elements >> self._low) + 1
         bits = (2 + self._low) * self._entries + self._high_bits
         self.payload_bytes = _LEVEL_BYTES * len(self._sizes) + _WORD * -(-bits // (8 * _WORD))
-        self.held = torch.zeros(self.elements)  # back, of the changes so far
+        self.held = torch.zeros(self.elements, device="cpu")  # back, of the changes so far
 
     def encode(self, changes: Tensor) -> Tensor:
         """Returns the payload, uint8, of float32 changes and of what was held back of earlier ones;
         what it does not have is held back.
         """
         whole = changes + self._feedback * self.held  # each rounded once
-        places, levels, begin = [], torch.empty(len(self._sizes), 2), 0
+        places, levels, begin = [], torch.empty(len(self._sizes), 2, device="cpu"), 0
         for row, (part, count) in enumerate(
             zip(whole.split(self._sizes), self._counts, strict=True)
         ):
@@ -55,12 +56,12 @@ class Entries:
             begin += len(part)
         at = torch.cat(places)
         values = whole[at]
-        of_entry = levels.repeat_interleave(torch.tensor(self._counts), dim=0)
+        of_entry = levels.repeat_interleave(torch.tensor(self._counts, device="cpu"), dim=0)
         # Midway between the levels lies what is as close to either.
         is_high = values.abs() > of_entry.mean(1)
         payload = self._write(at, values < 0, is_high, levels)
         whole[at] -= self._values(values < 0, is_high, of_entry)
-        kept = levels.isfinite().all(1).repeat_interleave(torch.tensor(self._sizes))
+        kept = levels.isfinite().all(1).repeat_interleave(torch.tensor(self._sizes, device="cpu"))
         self.held = torch.where(kept, whole, self.held)
         return payload
 
@@ -76,10 +77,10 @@ class Entries:
             raise RuntimeError(
                 f"thalweg: a worker's changes have {len(high)} entries, expected {self._entries}"
             )
-        places = (high - torch.arange(self._entries)) << self._low
+        places = (high - torch.arange(self._entries, device="cpu")) << self._low
         for number, plane in enumerate(low):
             places += plane.long() << number
-        of_entry = levels.repeat_interleave(torch.tensor(self._counts), dim=0)
+        of_entry = levels.repeat_interleave(torch.tensor(self._counts, device="cpu"), dim=0)
         return places, self._values(signs, is_high, of_entry)
 
     def split_held(self) -> list[Tensor]:
@@ -87,8 +88,8 @@ class Entries:
         return list(self.held.split(self._sizes))
 
     def _write(self, places: Tensor, signs: Tensor, is_high: Tensor, levels: Tensor) -> Tensor:
-        high = torch.zeros(self._high_bits, dtype=torch.bool)
-        high[(places >> self._low) + torch.arange(self._entries)] = True
+        high = torch.zeros(self._high_bits, dtype=torch.bool, device="cpu")
+        high[(places >> self._low) + torch.arange(self._entries, device="cpu")] = True
         low = [(places >> number & 1).bool() for number in range(self._low)]
         bits = torch.cat([signs, is_high, *low, high])
         return torch.cat([levels.flatten().view(torch.uint8), _pack(bits)])
@@ -112,8 +113,8 @@ def _levels(magnitudes: Tensor) -> Tensor:
 def _pack(bits: Tensor) -> Tensor:
     """Returns the bytes of bits, the first one in the lowest bit of the first byte."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % (8 * _WORD)))
-    return (padded.view(-1, 8) << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+    return (padded.view(-1, 8) << _BITS).sum(1, dtype=torch.uint8)
 
 
 def _unpack(packed: Tensor) -> Tensor:
-    return (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()
+    return (packed.unsqueeze(1) >> _BITS & 1).flatten().bool()

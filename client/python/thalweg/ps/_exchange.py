@@ -246,7 +246,7 @@ class Exchange:
         """Returns what this worker's changes count in the mean."""
         if not self._plan.weighted:
             return [1.0] * len(leaving)
-        total = torch.tensor([each.work for each in leaving], dtype=torch.float64)
+        total = torch.tensor([each.work for each in leaving], dtype=torch.float64, device="cpu")
         try:
             with self._waiting():
                 dist.all_reduce(total, group=self._group)

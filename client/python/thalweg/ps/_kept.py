@@ -32,7 +32,7 @@ class KeptWeights:
     def __init__(self, mean: Mean, outer: Outer, elements: int) -> None:
         self._mean = mean
         self._moments = KINDS[outer.kind].moments
-        self._weights = nn.Parameter(torch.zeros(elements))
+        self._weights = nn.Parameter(torch.zeros(elements, device="cpu"))
         self._optimizer = _FUSED[outer.kind]([self._weights], **outer.options)
         self._optimizer.is_internal = True
 
@@ -63,7 +63,8 @@ class KeptWeights:
             state.clear()  # as nobody has stepped
         else:
             state[self._moments[slice_ - 1]] = values
-            state["step"] = torch.tensor(float(steps))  # read() needs it with any optimizer
+            # read() needs it with any optimizer.
+            state["step"] = torch.tensor(float(steps), device="cpu")
 
     def shared(self) -> list[Tensor]:
         """Returns all that is equal on all workers."""

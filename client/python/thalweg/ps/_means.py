@@ -140,13 +140,16 @@ class SparseMeans:
         lost = _is_lost(state, self._codec, self._me)
         for names, coder in zip(self._names, self._coders, strict=True):
             for name, part in zip(names, coder.split_held(), strict=True):
-                part.copy_(torch.zeros(()) if lost else state["held"][name])
+                if lost:
+                    part.zero_()
+                else:
+                    part.copy_(state["held"][name])
 
 
 class _SparseMean:
     def __init__(self, group: _C.ProcessGroup, coder: Entries, workers: int) -> None:
         self._group, self._coder = group, coder
-        self._got = torch.empty(workers, coder.payload_bytes, dtype=torch.uint8)
+        self._got = torch.empty(workers, coder.payload_bytes, dtype=torch.uint8, device="cpu")
         self._work: dist.Work | None = None
         self.sent = 0  # bytes of this worker
         self.nonfinite = 0  # elements of means
@@ -158,7 +161,7 @@ class _SparseMean:
     def wait(self) -> Tensor:
         assert self._work is not None
         self._work.wait()
-        mean = torch.zeros(self._coder.elements)
+        mean = torch.zeros(self._coder.elements, device="cpu")
         for payload in self._got:
             places, values = self._coder.decode(payload)
             mean[places] += values  # no place comes twice
@@ -174,7 +177,7 @@ class _Nothing:
         pass
 
     def wait(self) -> Tensor:
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
 
 
 Means = CodecMeans | SparseMeans

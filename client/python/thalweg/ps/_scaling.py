@@ -41,4 +41,4 @@ def _unscale(
     if asked is None:
         return unscale(scaler, optimizer, inv_scale, *args, **kwargs)
     found = asked.look_for_infinities(float(inv_scale))
-    return {torch.device("cpu"): torch.tensor(float(found))}
+    return {torch.device("cpu"): torch.tensor(float(found), device="cpu")}

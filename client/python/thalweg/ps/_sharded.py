@@ -61,7 +61,7 @@ class ShardedState:
                 name: state.get(name, torch.zeros_like(weight))
                 for name in self._moments(each.group)
             }
-            done = {"step": torch.tensor(float(steps)), "weight": weight}
+            done = {"step": torch.tensor(float(steps), device="cpu"), "weight": weight}
             found.append((each.name, moments | done))
         return found
 

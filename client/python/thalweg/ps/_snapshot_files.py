@@ -119,7 +119,7 @@ def _cut(
         saved.weights[name] = weights[place].view(shape).clone()
         state = {key: values[place].view(shape).clone() for key, values in moments.items()}
         if state and kind.counts_steps:
-            state["step"] = torch.tensor(float(steps))
+            state["step"] = torch.tensor(float(steps), device="cpu")
         saved.states[name] = state
 
 
@@ -129,7 +129,7 @@ def _joined(chunks: Sequence[tuple[int, list[Tensor]]], slice_: int) -> Tensor:
         slices[slice_] if len(slices[slice_]) else torch.zeros_like(slices[0])
         for _, slices in chunks
     ]
-    return torch.cat(parts) if parts else torch.empty(0)
+    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 
 
 def _tensor(line: str) -> tuple[str, list[int]]:

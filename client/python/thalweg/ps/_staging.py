@@ -11,7 +11,7 @@ class Staging:
 
     def __init__(self, elements: int, dtype: torch.dtype, *, from_gpu: bool) -> None:
         """`from_gpu`: the memory is locked, and copies do not wait for the GPU."""
-        self.flat = torch.empty(elements, dtype=dtype, pin_memory=from_gpu)
+        self.flat = torch.empty(elements, dtype=dtype, device="cpu", pin_memory=from_gpu)
         self._streams: set[torch.cuda.Stream] = set()  # on which copies have been queued
 
     def fill(self, place: Tensor, gradient: Tensor) -> None:
@@ -34,7 +34,7 @@ class Staging:
 def on_cpu(tensor: Tensor) -> Tensor:
     """Returns the tensor, or one like it on the CPU and contiguous, of whatever values."""
     fits = tensor.is_cpu and tensor.is_contiguous()
-    return tensor if fits else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if fits else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def flattened(tensors: list[Tensor]) -> Tensor:
