@@ -1,7 +1,7 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
 MODE is several of sgd, lamb, amsgrad, accumulate, byhand, clip, cliponly, scaler, unused, part,
-hook, join, evaluate, average, handzero, keepzero, static, second and reset, joined by "_".
+hook, join, evaluate, average, handzero, keepzero, static, second, reset and unequal, joined by "_".
 """
 
 import contextlib
@@ -60,6 +60,22 @@ def make_optimizer(mode: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.01)
 
 
+def resume(mode: str, optimizer: torch.optim.Optimizer) -> None:
+    """Loads a checkpoint of a training in which later parameters have joined in step after step."""
+    if "unequal" not in mode:
+        return
+    trained = [one for group in optimizer.param_groups for one in group["params"]]
+    states = {
+        number: {
+            "step": torch.tensor(float(len(trained) - number)),
+            "exp_avg": torch.zeros_like(one),
+            "exp_avg_sq": torch.ones_like(one),
+        }
+        for number, one in enumerate(trained)
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
 def halve(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Is a communication hook that averages, and halves the gradients."""
     work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
@@ -111,6 +127,7 @@ def main() -> None:
     if "hook" in mode:
         ddp.register_comm_hook(None, halve)
     optimizer = make_optimizer(mode, model)
+    resume(mode, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=2.0**8, growth_interval=4, enabled="scaler" in mode

@@ -43,6 +43,7 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         "adamw_unused_keepzero_clip",
         "lamb_unused_handzero",
         "adamw_static_clip",
+        "adamw_unequal_unused",
     ],
 )
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
@@ -88,6 +89,7 @@ def test_zeros_move_weights_of_unused_layers_that_no_forward_pass_has_waited_for
         ("amsgrad", "auto", "group 0 has amsgrad, which shards do not have"),
         ("part", "auto", "it has 4 trainable parameters, and its module 6, of which 4 are the"),
         ("sgd_hook", "auto", "the script's communication hook"),
+        ("adamw_unequal", "auto", "its parameters have seen from 2 to 7 steps, and shards count"),
         ("sgd_join", "auto", "join() lets workers do different numbers of steps, and shards need"),
     ],
 )

@@ -95,10 +95,14 @@ def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted
         return "another optimizer of its module is on the shards"
     if module in _joined:
         return "join() lets workers do different numbers of steps, and shards need equally many"
-    return why_not_instead(module) or why_not_all(optimizer, module) or _why_no_shards(optimizer)
+    return (
+        why_not_instead(module)
+        or why_not_all(optimizer, module)
+        or _why_no_shards(optimizer, module)
+    )
 
 
-def _why_no_shards(optimizer: Optimizer) -> str:
+def _why_no_shards(optimizer: Optimizer, module: DistributedDataParallel) -> str:
     """Returns what of it shards do not have; empty: they have all."""
     from thalweg.ps._joining import DTYPES
     from thalweg.ps._rules import rule_of
@@ -107,9 +111,17 @@ def _why_no_shards(optimizer: Optimizer) -> str:
         rule_of(optimizer.param_groups)
     except ValueError as error:
         return str(error).removeprefix("thalweg: ")
-    trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     others = [str(p.dtype) for p in trained if p.dtype not in DTYPES]
-    return f"it has parameters in {others[0]}" if others else ""
+    if others:
+        return f"it has parameters in {others[0]}"
+    counts = {int(optimizer.state.get(p, {}).get("step", 0)) for p in trained}
+    if len(counts) == 1 or _why_unused(module):  # else each parameter travels by itself
+        return ""
+    return (
+        f"its parameters have seen from {min(counts)} to {max(counts)} steps, and shards count the "
+        "steps of parameters that travel together"
+    )
 
 
 def why_not_instead(module: DistributedDataParallel) -> str:

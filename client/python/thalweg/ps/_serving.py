@@ -19,7 +19,7 @@ from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
-from thalweg.ps._step_faults import change_of, fault_of, without
+from thalweg.ps._step_faults import change_of, failing, fault_of, without
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._trust import trust_ratios
 from thalweg.ps._unused import Used
@@ -247,8 +247,7 @@ class Serving:
         """Raises RuntimeError when the job is over."""
         if not self._finalizer.alive:
             raise RuntimeError("thalweg: this optimizer has been closed")
-        failure = self._session.status()
-        if failure is not None:
+        if (failure := self._session.status()) is not None:
             raise RuntimeError(f"thalweg: {failure}")
 
     def _begin_step(self, groups: Sequence[Group], states: States) -> None:
@@ -263,7 +262,8 @@ class Serving:
                 self.fail(fault)
         else:
             self.meet()  # nobody pushes while weights change
-            self.publish(states)
+            with failing(self.fail):
+                self.publish(states)
             self.meet()
         if self._snapshots is not None and self._snapshots.is_due(self.updates):
             for bucket in self._buckets:  # then no shard has an update left to do

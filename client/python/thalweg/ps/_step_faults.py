@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from thalweg.ps._bucket import Bucket, served
 from thalweg.ps._rules import Group
@@ -65,6 +66,15 @@ def freezing_of(buckets: Sequence[Bucket], groups: Sequence[Group]) -> str:
         frozen = [e.name for b in buckets for e in b.parameters if id(e.tensor) not in trained]
         return f"{some(frozen)} requires no gradient any more, but did when {made}"
     return ""
+
+
+@contextmanager
+def failing(fail: Callable[[str], None]) -> Iterator[None]:
+    """Calls `fail` with what a ValueError says: a single worker may raise it."""
+    try:
+        yield
+    except ValueError as error:
+        fail(str(error).removeprefix("thalweg: "))
 
 
 def without(variable: str) -> str:
