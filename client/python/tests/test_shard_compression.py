@@ -9,7 +9,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+from thalweg._sharded import _compression
 from thalweg._sharded._state import Compression, Size
+from thalweg._sharded._units import Unit
 
 OWN, COPIES = "rank0 of 2 workers, here", "copies0 of 2 workers, here"
 
@@ -180,3 +182,16 @@ def test_what_would_become_infinite_with_another_scale_is_forgotten(state):
     state.note_precision(1.0, 0)
     state.note_precision(65536.0, 0)
     assert held(state) == [65536.0, 0.0]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_model_that_is_not_on_the_cpu_is_refused_before_its_first_step(inside, monkeypatch):
+    group = SimpleNamespace(group_name="shards")
+    mesh = SimpleNamespace(shard_process_group=group)
+    unit = Unit("blocks.0", None, SimpleNamespace(device=torch.device("meta"), mesh_info=mesh), {})
+    monkeypatch.setattr(_compression, "units_of", lambda model: [unit])
+    monkeypatch.setattr(
+        _compression, "_meet", lambda unit, asked: SimpleNamespace(crosses_nodes=not inside)
+    )
+    with pytest.raises(ValueError, match=r"blocks.0 are gathered on meta: compress\(\) is for mod"):
+        _compression.compress(torch.nn.Linear(2, 2, device="meta"), "int8")

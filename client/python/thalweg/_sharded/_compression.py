@@ -74,9 +74,9 @@ def compress(
     a policy, which is `codec` unless given; shards inside one node, which cross no network, go as
     they are. Where all do, `codec` may be any of thalweg.codecs. Keep the result for checkpoints.
 
-    ValueError: a codec that shards cannot be sent in, or no module of fully_shard(). RuntimeError:
-    another back end than "thalweg", or ranks that do not ask for the same. For copies, also what
-    thalweg.ddp.attach() raises.
+    ValueError: a codec that shards cannot be sent in, a model on a GPU, or no module of
+    fully_shard(). RuntimeError: another back end than "thalweg", or ranks that do not ask for the
+    same. For copies, also what thalweg.ddp.attach() raises.
     """
     units = list(units_of(model))
     asked = _read(codec, gather, copies)
@@ -136,6 +136,11 @@ def _problem_of(codec: Codec) -> str:
 def _check(asked: _Asked, units: Sequence[Unit], groups: dict[tuple[str, ...], _Groups]) -> None:
     """Raises ValueError, on all ranks of a unit, if shards cannot be sent as asked for."""
     for unit in units:
+        if unit.device.type != "cpu":
+            raise ValueError(
+                f"thalweg: the parameters of {unit} are gathered on {unit.device}: compress() is "
+                "for models on the CPU (docs/fsdp.md)"
+            )
         if unit.copies is not None and not groups[unit.key].crosses_nodes:
             continue
         if problem := _problem_of(asked.reduce) or _problem_of(asked.gather):

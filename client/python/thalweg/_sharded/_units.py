@@ -37,6 +37,12 @@ class Unit(NamedTuple):
         return group
 
     @property
+    def device(self) -> torch.device:
+        """Where torch gathers and reduces; an offloaded parameter is elsewhere in between."""
+        device: torch.device = self.parameters.device
+        return device
+
+    @property
     def copies(self) -> dist.ProcessGroup | None:
         """The group of those that have the same shards; None: nobody else has them."""
         mesh = self.parameters.mesh_info
