@@ -58,6 +58,16 @@ void CheckTensor(const at::Tensor& tensor, const char* what) {
   }
 }
 
+void CheckPairs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                const char* what) {
+  if (inputs.size() != outputs.size()) {
+    Throw(absl::StrCat(what, " of ", inputs.size(), " tensors into ", outputs.size()));
+  }
+  for (const auto* tensors : {&inputs, &outputs}) {
+    for (const at::Tensor& tensor : *tensors) CheckTensor(tensor, what);
+  }
+}
+
 void CheckOneType(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& got,
                   const char* what) {
   const at::Tensor* first = nullptr;

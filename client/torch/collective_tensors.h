@@ -23,6 +23,9 @@ double FactorOf(const c10d::ReduceOp& op);
 
 // `what` is the collective's name.
 void CheckTensor(const at::Tensor& tensor, const char* what);
+// Checks tensors of which each of the first goes into one of the others.
+void CheckPairs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                const char* what);
 // Also throws where `given` and `got` are not all of one type.
 void CheckOneType(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& got,
                   const char* what);

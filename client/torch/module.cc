@@ -291,7 +291,9 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("options", &ProcessGroup::options)
       .def("make_part", &thalweg::MakePart, py::call_guard<py::gil_scoped_release>(), py::kw_only(),
            py::arg("store"), py::arg("ranks"), py::arg("name"), py::arg("timeout"))
-      .def("at_shutdown", &ProcessGroup::AtShutdown, py::arg("listener"));
+      .def("at_shutdown", &ProcessGroup::AtShutdown, py::arg("listener"))
+      // new_group() calls it on ranks that are not in the group, where a device is bound.
+      .def("perform_nocolor_split", [](ProcessGroup&, const py::object& /*device*/) {});
   // split_group() gives a part's back end a copy of the whole's.
   py::class_<ProcessGroup::Options, c10d::Backend::Options,
              c10::intrusive_ptr<ProcessGroup::Options>>(group, "Options")

@@ -257,10 +257,9 @@ ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tens
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  CheckPairs(inputs, outputs, "all_gather_into_tensor");
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(inputs[i], "all_gather_into_tensor");
-    CheckTensor(outputs.at(i), "all_gather_into_tensor");
     if (outputs[i].numel() != inputs[i].numel() * getSize()) {
       Throw(absl::StrCat("all_gather_into_tensor of ", inputs[i].numel(), " elements on ",
                          getSize(), " ranks into ", outputs[i].numel()));
@@ -335,10 +334,9 @@ ProcessGroup::WorkPtr ProcessGroup::_reduce_scatter_base(
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  CheckPairs(inputs, outputs, "reduce_scatter_tensor");
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(inputs[i], "reduce_scatter_tensor");
-    CheckTensor(outputs.at(i), "reduce_scatter_tensor");
     if (inputs[i].numel() != outputs[i].numel() * getSize()) {
       Throw(absl::StrCat("reduce_scatter_tensor of ", inputs[i].numel(), " elements on ", getSize(),
                          " ranks into ", outputs[i].numel()));

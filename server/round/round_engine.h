@@ -58,7 +58,7 @@ class RoundEngine {
 
   static constexpr size_t kMaxGroups = 1024;
   // How many one-shot rounds may be complete that some node has not settled.
-  static constexpr size_t kMaxUnsettled = 1 << 16;
+  static constexpr size_t kMaxUnsettled = 1 << 18;
 
   explicit RoundEngine(const Options& options);
 

@@ -40,6 +40,7 @@ def split_groups() -> None:
     last = dist.split_group(split_ranks=[[world - 1]])
     # torch 2.14 and newer return NON_GROUP_MEMBER, older ones None.
     assert (last in (None, dist.GroupMember.NON_GROUP_MEMBER)) == (rank < world - 1)
+    dist.new_group([0])  # which torch splits off, too
 
 
 @check

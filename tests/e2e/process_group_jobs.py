@@ -180,6 +180,7 @@ def refused() -> list[str]:
         outcome(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR)),
         outcome(lambda: dist.all_reduce(integers, dist.ReduceOp.AVG)),
         outcome(lambda: dist.all_gather_into_tensor(torch.ones(4), ones)),
+        outcome(lambda: dist.group.WORLD.allgather_into_tensor_coalesced([], [ones])),
     ]
     dist.all_reduce(ones)
     return [*errors, f"{ones[0].item():g}"]

@@ -90,6 +90,9 @@ class ProcessGroup(Backend):
     def at_shutdown(self, listener: Callable[[], object]) -> None:
         """Lets destroy_process_group() call `listener`, once, before the session ends."""
 
+    def perform_nocolor_split(self, device: object) -> None:
+        """Does nothing: torch calls it on ranks that a split-off group leaves out."""
+
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ...) -> Work:
         """As all of a back end's calls, which torch.distributed makes; torch has no stub of it."""
 
