@@ -6,7 +6,8 @@ from optim_cases import copy_of, make_params, set_grads
 
 from thalweg._activation import _fused_optimizers
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
-from thalweg.optim import FusedAdam, FusedLAMB, _plan, fallbacks, fused_steps
+from thalweg.compat._apex_optimizers import FusedSGD as ApexSGD
+from thalweg.optim import FusedAdam, FusedLAMB, _fused, _plan, fallbacks, fused_steps
 
 pytestmark = pytest.mark.numeric
 
@@ -40,6 +41,40 @@ def ones(count, dtype=torch.float32):
     for param in params:
         param.grad = torch.ones_like(param)
     return params
+
+
+@pytest.fixture
+def in_cuda_graph(monkeypatch):
+    """Lets steps find their parameters on a GPU, and a CUDA graph that is captured."""
+    monkeypatch.setattr(_fused, "on_device", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (FusedAdam, {}),
+        (FusedLAMB, {}),
+        (ApexAdam, {"capturable": True}),
+        (ApexAdam, {"master_weights": True}),
+        (ApexSGD, {"lr": 0.1, "wd_after_momentum": True}),
+    ],
+)
+def test_step_that_a_cuda_graph_would_record_is_refused(kind, options, in_cuda_graph):
+    params = ones(1, torch.float16)
+    optimizer = kind(params, **options)
+    with pytest.raises(RuntimeError, match=r"CUDA graph: .* call step\(\) after each") as caught:
+        optimizer.step()
+    assert type(caught.value) is RuntimeError
+    assert params[0].tolist() == [1.0] * 3
+    assert not optimizer.state
+
+
+def test_step_of_torchs_that_runs_fused_is_refused_in_a_cuda_graph(in_cuda_graph):
+    params = ones(1)
+    with pytest.raises(RuntimeError, match="fused step of SGD cannot be captured"):
+        run_torchs(torch.optim.SGD(params, lr=0.5))
+    assert params[0].tolist() == [1.0] * 3
 
 
 def test_refusal_is_found_once_and_counted_in_each_step(planned):

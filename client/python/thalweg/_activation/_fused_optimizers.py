@@ -51,12 +51,14 @@ def _step(
 
 @torch.no_grad()
 def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
-    """Does a step and returns an empty text, or changes nothing and returns why."""
+    """Does a step and returns an empty text, or changes nothing and returns why. RuntimeError: a
+    CUDA graph is captured.
+    """
     type_name = type(optimizer).__name__
     try:
         from thalweg import _C
         from thalweg.optim import _refusals, _steps
-        from thalweg.optim._fused import unscale_grads
+        from thalweg.optim._fused import refuse_capture, unscale_grads
     except ImportError as error:
         return f"thalweg is not installed properly: {error}"
     if type(optimizer)._init_group is not kind._init_group:  # type: ignore[attr-defined]
@@ -64,6 +66,7 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     for group in optimizer.param_groups:
         if group.get("capturable") or group.get("differentiable"):
             return "capturable or differentiable is set"
+    refuse_capture(optimizer)
     # It is read here, because a malformed variable must not break `import torch`.
     asked = "" if fused_steps[type_name] else Activation.from_env().fused_optimizer
     try:

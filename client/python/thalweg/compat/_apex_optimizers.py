@@ -27,7 +27,7 @@ class FusedAdam(MasterMixin):
     """Adam with the weight decay of AdamW (`adam_w_mode`) or of L2; moments in float32.
 
     The arguments are apex's. With `capturable`, `lr` of each group is a tensor, from which the step
-    reads it; unlike apex's, the step is not for CUDA graphs, but never waits for a GPU either. With
+    reads it; unlike apex's, the step refuses CUDA graphs, but never waits for a GPU either. With
     `master_weights`, half-precision parameters have float32 masters (see MasterMixin); they do not
     need `capturable`. After a step under GradScaler `.grad` is unscaled, as after torch's own
     optimizers. `amsgrad` is refused if set.

@@ -62,8 +62,9 @@ class FusedMixin:
         """Updates once. Returns what `closure`, which computes loss and gradients, returns.
 
         Raises RuntimeError, before anything is changed, for parameters and gradients that cannot be
-        updated (docs/optim.md).
+        updated (docs/optim.md), and while a CUDA graph is captured.
         """
+        refuse_capture(self)
         # `import torch` may define optimizers, and this import costs time
         from thalweg._C import NotFusable
 
@@ -103,6 +104,17 @@ def unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
         torch._foreach_mul_(grads, scale.reciprocal().reshape(()))  # nothing waits for the device
     elif grads and float(scale) != 1:
         torch._foreach_mul_(grads, float(scale.reciprocal()))
+
+
+def refuse_capture(optimizer: Any) -> None:  # noqa: ANN401
+    """Raises RuntimeError while a CUDA graph is captured, whose replay would read tables of
+    pointers that are not there any more, and settings of now.
+    """
+    if on_device(optimizer) and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"thalweg: the fused step of {type(optimizer).__name__} cannot be captured in a CUDA "
+            "graph: capture forward and backward passes, and call step() after each replay"
+        )
 
 
 def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool) -> None:
