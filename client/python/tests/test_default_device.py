@@ -11,7 +11,9 @@ from amp_models import batch, casts_off_afterwards, network, setup
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from thalweg import amp
+from thalweg import amp, elastic
+from thalweg.compat import _apex_optimizers, _apex_optimizers_more
+from thalweg.data import CollateMixup
 from thalweg.optim import FusedAdamW, FusedLAMB, FusedSGD, _shards
 from thalweg.ps import Sparse, _means, _scaling, _snapshot_files
 from thalweg.ps._clipping import Clipping
@@ -163,6 +165,36 @@ def test_snapshots_are_read_to_the_cpu(meta):
     _snapshot_files._cut(saved, [("a", [2])], chunks, KINDS["adamw"])
     assert saved.states["a"]["step"].item() == 6
     assert _snapshot_files._joined([], 0).is_cpu
+
+
+def test_elastic_trainings_shuffle_as_they_do_elsewhere(meta, lone_group):
+    del lone_group
+    expected = list(elastic.Sampler(range(8)))
+    meta()
+    assert list(elastic.Sampler(range(8))) == expected
+
+
+def test_samples_are_mixed_on_the_device_of_their_labels(meta):
+    samples = [(torch.full((1, 4, 4), float(number)), number) for number in range(4)]
+    labels = torch.arange(4)
+    meta()
+    mix = CollateMixup(0.8, 1.0, num_classes=4)
+    assert mix._smooth(labels).is_cpu
+    images, _ = mix(samples)
+    assert images.is_cpu
+
+
+def test_optimizers_of_apex_do_what_they_do_elsewhere(meta):
+    def weights(kind, before=lambda: None):
+        optimizer = kind(parameters(), lr=0.5)
+        before()
+        for _ in range(2):
+            optimizer.step()
+        torch.set_default_device(None)
+        return values(optimizer.param_groups[0]["params"])
+
+    for kind in (_apex_optimizers.FusedSGD, _apex_optimizers_more.FusedNovoGrad):
+        assert weights(kind, meta) == weights(kind)
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

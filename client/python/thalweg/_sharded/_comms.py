@@ -126,7 +126,9 @@ class CompressedReduceScatter(DefaultReduceScatter):
         """`change` says whether the unit's gradients are of other parameters than the codec's."""
         self.rounds = 0
         self.residual = torch.zeros(
-            group.carries if feedback else 0, codec.residual_elements if feedback else 0
+            group.carries if feedback else 0,
+            codec.residual_elements if feedback else 0,
+            device="cpu",
         )
         self._feedback = feedback
         self._start = start

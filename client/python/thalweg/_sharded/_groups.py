@@ -90,7 +90,7 @@ class ShardGroup:
         self.plan = Plan(nodes_of(group), group.rank())
         self._carried = self.plan.carried_by(self.plan.rank)
         self._carriers = self.plan.carriers()
-        self._rows = torch.tensor(self.plan.rows_by_worker())
+        self._rows = torch.tensor(self.plan.rows_by_worker(), device="cpu")
         everybody = dist.get_process_group_ranks(group)
         mine = [everybody[rank] for rank in self.plan.node_ranks]
         alone = len(mine) == 1 or self.plan.has_one_node

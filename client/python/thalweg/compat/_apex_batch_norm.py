@@ -65,7 +65,7 @@ class SyncBatchNorm(_BatchNorm):
         values = input.float()
         dims = [d for d in range(input.dim()) if d != 1]
         shape = [-1 if d == 1 else 1 for d in range(input.dim())]
-        local = torch.full((1,), float(input.numel() // input.size(1)))
+        local = torch.full((1,), float(input.numel() // input.size(1)), device=values.device)
         dist.all_reduce(local, group=group)
         count = local.item()
         mean = all_reduce(values.sum(dims), group=group) / count

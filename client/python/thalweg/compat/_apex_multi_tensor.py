@@ -152,7 +152,7 @@ def _norms(
     flag: Tensor, tensors: Sequence[Tensor], scale: float | Tensor, per_tensor: bool | None
 ) -> tuple[Tensor, Tensor]:
     if not tensors:
-        return torch.zeros(1), torch.zeros(0)
+        return torch.zeros(1, device="cpu"), torch.zeros(0, device="cpu")
     each = torch.stack(list(torch._foreach_norm(list(tensors), 2, dtype=torch.float64)))
     each = (each * scale).reshape(-1)
     total = each.square().sum().sqrt().float().reshape(1)

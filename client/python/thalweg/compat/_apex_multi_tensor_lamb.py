@@ -157,5 +157,5 @@ def multi_tensor_lamb_stage2_cuda(  # noqa: PLR0917 - apex's order
 
 def _clipped(lists: Lists, norm: Tensor, bound: float) -> list[Tensor]:
     """Returns copies of the gradients, divided by norm/bound where that is above 1."""
-    clip = (norm / bound).clamp_min(1.0) if bound > 0 else torch.ones(1)
+    clip = (norm / bound).clamp_min(1.0) if bound > 0 else torch.ones(1, device="cpu")
     return [grad / clip.to(grad.device) for grad in wide(lists[0])]

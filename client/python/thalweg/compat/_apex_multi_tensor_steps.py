@@ -192,7 +192,7 @@ def multi_tensor_novograd(  # noqa: PLR0917 - apex's order
     grads, weights, averages = map(wide, lists)
     for i, grad in enumerate(grads):
         state = {
-            "step": torch.tensor(step - 1.0),
+            "step": torch.tensor(step - 1.0, device="cpu"),
             "exp_avg": averages[i],
             "exp_avg_sq": grad_norms[i],
         }

@@ -194,7 +194,7 @@ class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
         ]
         multi_tensor_sgd(
             1,
-            torch.zeros(1),
+            torch.zeros(1, device="cpu"),
             [list(map(local_grad, params)), list(map(local_of, params)), momenta],
             group["weight_decay"],
             group["momentum"],

@@ -197,7 +197,7 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
         if step:
             for param in [p for group in self.param_groups for p in group["params"]]:
                 self.state[param] = {
-                    "step": torch.tensor(float(step)),
+                    "step": torch.tensor(float(step), device="cpu"),
                     "exp_avg": torch.zeros_like(param, dtype=torch.float32),
                     "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
                 }

@@ -18,7 +18,7 @@ def update_by_novograd(
     # torch's sums of squares in float32 lose digits in large tensors.
     norm = torch.linalg.vector_norm(grad, order, dtype=torch.float64).to(grad.dtype)
     if not state:
-        state["step"] = torch.tensor(0.0)
+        state["step"] = torch.tensor(0.0, device="cpu")
         state["exp_avg"] = torch.zeros_like(grad)
         state["exp_avg_sq"] = torch.zeros_like(norm) if group["init_zero"] else norm.clone()
     state["step"] += 1

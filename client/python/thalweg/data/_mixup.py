@@ -92,10 +92,10 @@ class CollateMixup:
                 f"thalweg: the batch has {count} samples, expected an even number: samples are "
                 "mixed in pairs (let the loader drop_last)"
             )
-        random = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
+        random = np.random.default_rng(int(torch.randint(2**63 - 1, (), device="cpu")))
         others = images.flip(0)
         mixed = images.clone()
-        kept = torch.ones(count)
+        kept = torch.ones(count, device=labels.device)
         for rows in self._groups(count):
             if random.random() < self.prob:
                 kept[rows] = self._mix(mixed, others, rows, random)
@@ -146,5 +146,5 @@ class CollateMixup:
     def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
         """Returns labels (n) as shares of classes (n, num_classes)."""
         off = self.label_smoothing / self.num_classes
-        targets = torch.full((len(labels), self.num_classes), off)
+        targets = torch.full((len(labels), self.num_classes), off, device=labels.device)
         return targets.scatter_(1, labels[:, None], 1 - self.label_smoothing + off)

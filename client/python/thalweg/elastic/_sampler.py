@@ -62,5 +62,5 @@ class Sampler(TorchSampler[int]):
     def _order(self) -> list[int]:
         if not self._shuffle:
             return list(range(self._size))
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        return torch.randperm(self._size, generator=generator).tolist()
+        generator = torch.Generator("cpu").manual_seed(self._seed + self._epoch)
+        return torch.randperm(self._size, generator=generator, device="cpu").tolist()

@@ -127,9 +127,9 @@ class State:
         file = io.BytesIO()
         if is_root:
             torch.save({"commits": self.commits, "parts": self._kept}, file)
-        size = torch.tensor([file.getbuffer().nbytes])
+        size = torch.tensor([file.getbuffer().nbytes], device="cpu")
         dist.broadcast(size, root)
-        content = torch.empty(int(size), dtype=torch.uint8)
+        content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         if is_root:
             content = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
         dist.broadcast(content, root)

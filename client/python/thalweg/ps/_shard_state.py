@@ -37,7 +37,7 @@ class ShardState:
                 continue  # torch has no state of parameters that have seen no step
             for each, state in zip(bucket.parameters, read, strict=True):
                 if self._kind.counts_steps:
-                    state["step"] = torch.tensor(float(steps))
+                    state["step"] = torch.tensor(float(steps), device="cpu")
                 states[each.tensor] = state
 
     def check(self, states: States) -> None:
