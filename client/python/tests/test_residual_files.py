@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import stat
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,30 @@ class Node:
 
 def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_user_can_read_the_files_and_a_folder_that_is_made_for_them(tmp_path):
+    files = ResidualFiles(str(tmp_path / "new"), 0)
+    old_mask = os.umask(0)
+    try:
+        files.write("job", 1, b"state")
+        left = files.folder / "job-2-node0.residuals.unfinished"  # by a process that was killed
+        left.touch(mode=0o644)
+        files.write("job", 2, b"state")
+    finally:
+        os.umask(old_mask)
+    assert mode(files.folder) == 0o700
+    assert [mode(path) for path in files.folder.iterdir()] == [0o600] * 2
+
+
+def test_folder_that_exists_keeps_its_mode(tmp_path):
+    tmp_path.chmod(0o755)
+    ResidualFiles(str(tmp_path), 0).write("job", 1, b"state")
+    assert mode(tmp_path) == 0o755
 
 
 def test_two_modules_of_a_process_keep_three_files_each(tmp_path):

@@ -36,11 +36,13 @@ class ResidualFiles:
             self._write(job, step, state)
 
     def _write(self, job: str, step: int, state: bytes) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # What is held back tells about the data, so that it is no business of other users.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(job, step)
         unfinished = path.with_name(f"{path.name}.unfinished")
         try:
-            with unfinished.open("wb") as file:
+            unfinished.unlink(missing_ok=True)  # an old one would keep its mode
+            with open(unfinished, "xb", opener=_private) as file:
                 file.write(_HEADER.pack(_MAGIC, len(state), zlib.crc32(state)))
                 file.write(state)
                 file.flush()
@@ -93,6 +95,11 @@ class ResidualFiles:
 _writing = threading.Lock()
 _written: dict[Path, int] = {}  # files that this process has written, numbered in their order
 _alive: weakref.WeakSet[ResidualFiles] = weakref.WeakSet()
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that, if it is new, only its user can read."""
+    return os.open(path, flags, 0o600)
 
 
 def _read(path: Path) -> bytes:
