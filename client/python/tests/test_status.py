@@ -108,10 +108,29 @@ def test_jobs_of_one_name_with_different_keys_are_told_apart():
     ]
 
 
-def test_names_cannot_command_the_terminal():
-    lines = table([], [Look("a:1", "", shard(), [job(name="evil\x1b[2Jname\n")])])
-    assert any(line.startswith("job evil?[2Jname? ") for line in lines)
-    assert not any("\x1b" in line or "\n" in line for line in lines)
+def evil(value):
+    """Returns an answer with a command to the terminal in every text but those that are checked."""
+    if isinstance(value, str):
+        return f"evil\x1b[2J{value}\n"
+    if isinstance(value, list):
+        return [evil(each) for each in value]
+    if isinstance(value, dict):
+        is_job = "codec" in value
+        return {k: v if is_job and k == "state" else evil(v) for k, v in value.items()}
+    return value
+
+
+def test_no_text_of_an_answer_can_command_the_terminal():
+    waiting = {"bucket": 0, "part": 0, "chunk": 0, "round": 3, "nodes": [1], "seconds": 4.2}
+    jobs = [job(identity="1a"), job(state="failed", failure="gone"), job(name="b", waiting=waiting)]
+    fault = {"seconds_ago": 90.0, "job": "resnet", "kind": "failed", "reason": "UNAVAILABLE",
+             "message": "gone", "rounds_lost": 3}  # fmt: skip
+    looks = [Look("a:1", "", evil(shard(faults=[fault])), evil(jobs))]
+    lines = table([], [*looks, Look("b:1", evil("not reachable"), {}, [])])
+    text = "\n".join(lines)
+    texts = ("not reachable", "resnet", "fp16", "host1", "active", "gone", "UNAVAILABLE")
+    assert [each for each in texts if f"evil?[2J{each}?" not in text] == []
+    assert all(line.isprintable() for line in lines)
 
 
 def test_lines_fit_the_terminal_and_are_whole_in_a_pipe(monkeypatch):

@@ -47,11 +47,11 @@ def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
     clock = time.strftime("%H:%M:%S")
     result = [f"thalweg {__version__} · {count(len(now), 'shard')} · {clock}", ""]
     result += columns(_shard_rows(before, now), "<><>>>>>>")
-    result += [f"{look.address}  {clean(look.error)}" for look in now if look.error]
+    result += [f"{look.address}  {look.error}" for look in now if look.error]
     earlier = merged_jobs(_comparable(before, now))
     for name, job in merged_jobs(now).items():
         result += ["", *_job_lines(name, job, earlier.get(name))]
-    result += _fault_lines(now)
+    result = [clean(line) for line in [*result, *_fault_lines(now)]]
     if not sys.stdout.isatty():
         return result
     width = shutil.get_terminal_size((120, 24)).columns
@@ -210,7 +210,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
     grown = job if before is None or before.shards != job.shards else _minus(job, before)
     if grown.rounds <= 0:
         grown = job  # nothing has moved: show the totals so far
-    head = [f"job {clean(name)}", job.state, clean(job.codec), count(len(job.nodes), "node")]
+    head = [f"job {name}", job.state, job.codec, count(len(job.nodes), "node")]
     head += [count(job.workers, "worker"), f"{size(job.raw_bytes)} as {size(job.wire_bytes)}"]
     head.append(_ratio(grown.raw_bytes, grown.wire_bytes))
     if job.shards != job.of_shards:
@@ -229,7 +229,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
         rows.append(
             [
                 str(i),
-                clean(node["name"]),
+                node["name"],
                 node["state"],
                 str(node["workers"]),
                 f"{duration(node['silent_seconds'])} ago" if active else _NONE,
@@ -244,7 +244,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
             f"  weights on the shards: {size(job.kept_bytes)} with the optimizer's state, "
             f"{duration(grown.update_seconds)} of updates"
         )
-    return [*result, f"  {clean(job.remark)}"] if job.remark else result
+    return [*result, f"  {job.remark}"] if job.remark else result
 
 
 def _minus(job: Job, before: Job) -> Job:
@@ -281,5 +281,5 @@ def _fault_lines(looks: Iterable[Look]) -> list[str]:
     rows = [["FAULTS", "JOB", "REASON", ""]]
     for fault in faults:
         ago = f"{duration(fault['seconds_ago'])} ago"
-        rows.append([ago, clean(fault["job"]), fault["reason"], clean(fault["message"])])
+        rows.append([ago, fault["job"], fault["reason"], fault["message"]])
     return ["", *columns(rows, "<<<<")]
