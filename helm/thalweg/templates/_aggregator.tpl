@@ -53,3 +53,13 @@ affinity:
   {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* aggregator.memoryLimit; fails below 1 MiB, as the program does: 4 is meant to be 4G. */}}
+{{- define "thalweg.memoryLimit" -}}
+{{- $limit := .Values.aggregator.memoryLimit -}}
+{{- $least := regexMatch "K" $limit | ternary 1024 1048576 -}}
+{{- if and (not (regexMatch "auto|[MG]" $limit)) (lt (regexFind "^[0-9]+" $limit | int64) (int64 $least)) -}}
+{{- fail (printf "aggregator.memoryLimit is %s, less than any job needs, expected at least 1Mi, such as 3Gi" $limit) -}}
+{{- end -}}
+{{- $limit -}}
+{{- end }}
