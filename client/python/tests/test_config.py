@@ -83,6 +83,15 @@ def test_malformed_value_is_refused_by_name(name, value):
         Config.from_env({name: value})
 
 
+@pytest.mark.parametrize(
+    "address", ["dns:///host:7070", "dns://names:53/host:7070", "https://host:7070", "http://host"]
+)
+def test_addresses_with_a_scheme_are_refused_with_advice(address):
+    expected = f"THALWEG_AGGREGATORS contains '{address}', expected host:port, without a scheme"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Config.from_env({"THALWEG_AGGREGATORS": f"host:1,{address}"})
+
+
 def test_only_settings_read_our_variables():
     package = Path(thalweg.__file__).parent
     sources = [path for path in package.rglob("*.py") if path.parent.name != "_settings"]
