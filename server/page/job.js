@@ -44,7 +44,7 @@ export class JobCard {
     const rates = ratesOf(counters, this.#track.growth());
     this.#showState(job);
     this.#showCharts(job, rates, now);
-    this.#showPhases(rates);
+    this.#showPhases(job, rates);
     this.#showNodes(job, rates.nodes);
     this.#showDetails(job);
     return rates;
@@ -95,7 +95,7 @@ export class JobCard {
     return raw > 0 ? `${bytes(raw)} as ${bytes(wire)}` : "";
   }
 
-  #showPhases(rates) {
+  #showPhases(job, rates) {
     const total = (rates.wait ?? 0) + (rates.fold ?? 0) + (rates.update ?? 0);
     const width = (value) => (total > 0 ? `${(100 * (value ?? 0)) / total}%` : "0");
     this.element.querySelector('[data-phase="wait"]').style.width = width(rates.wait);

@@ -141,6 +141,13 @@ def test_page_says_what_a_nodes_delay_is(watched, view):
     expect(card.get_by_role("columnheader", name="Mean delay when last")).to_be_visible()
 
 
+def test_page_shows_no_time_of_updates_where_workers_keep_the_weights(watched, view):
+    card = view.page.get_by_role("article", name=name_of_job(watched))
+    phases = card.locator('[data-field="phases"]')
+    expect(phases).to_contain_text("summing")
+    expect(phases.locator(".key-update")).to_be_hidden()
+
+
 def test_page_follows_the_job(watched, view):
     before = watched.shard_metric("thalweg_shard_rounds_total")
     watched.step(30)

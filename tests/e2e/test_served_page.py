@@ -20,7 +20,9 @@ def test_page_and_api_show_the_time_of_updates_and_the_memory_of_weights(tmp_pat
         (aggregator,) = cluster.aggregators
         view.page.goto(f"http://{aggregator.http}/")
         card = view.page.get_by_role("article")
-        expect(card.locator('[data-field="phases"]')).to_contain_text("updating weights")
+        updates = card.locator('[data-field="phases"] .key-update')
+        expect(updates).to_be_visible()
+        expect(updates).to_contain_text("updating weights")
         expect(card.locator('[data-field="weights"]')).to_have_text(
             re.compile(r"^[1-9].* here, with the optimizer's state$")
         )
