@@ -184,6 +184,7 @@ absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
   {
     MutexLock lock(mutex_);
     has_loaded_ = true;
+    for (auto& [index, entry] : buckets_) entry.second->loaded_at = entry.second->round;
   }
   return states_.SetCodecState(state);
 }

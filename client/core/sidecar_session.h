@@ -143,7 +143,8 @@ class SidecarSession : public Session {
     // The results handed out share ownership; they may outlive the bucket's layout.
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
-    Callback callback;  // set while a round is in flight
+    uint64_t loaded_at = 0;  // the last round before a codec's state was loaded
+    Callback callback;       // set while a round is in flight
     // These six are for the sidecar's next process.
     bool is_announced = false;  // to the process of the moment
     ipc::Placed placed;
@@ -259,7 +260,8 @@ class SidecarSession : public Session {
 
   CondVar changed_;
   bool is_away_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_loaded_ ABSL_GUARDED_BY(mutex_) = false;  // a codec state, and completed nothing since
+  // A codec's state, with which some bucket may still be without a round.
+  bool has_loaded_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;

@@ -66,9 +66,9 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
   if (collectives_.has_groups()) return no("its groups' collectives are lost");
   for (const auto& [index, entry] : buckets_) {
     const Bucket& bucket = *entry.second;
-    const uint64_t complete = bucket.round - (bucket.callback.done == nullptr ? 0 : 1);
     if (bucket.has_update) return no("aggregators keep its weights");
-    if (entry.first.generation > 0 && complete == 0) {
+    // In its first round, other buckets of that layout have perhaps not been announced.
+    if (entry.first.generation > 0 && bucket.round < 2) {
       return no("bucket ", ToString(entry.first), " had just got another layout");
     }
   }

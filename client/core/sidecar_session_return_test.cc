@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -58,15 +59,15 @@ class SessionReturnTest : public ::testing::Test {
         options_, hello, welcome, std::make_shared<Connection>(UniqueFd(ends[1])), nullptr);
   }
   // Announces the bucket, and lets its first round end with these values.
-  void CompleteOneRound(const Values& values) {
-    ASSERT_TRUE(session_->RegisterBucket(kId, kLayout).ok());
+  void CompleteOneRound(const Values& values, BucketId id = kId) {
+    ASSERT_TRUE(session_->RegisterBucket(id, kLayout).ok());
     ASSERT_TRUE(Next<ipc::RegisterBucket>().has_value());
     BucketArena arena = ArenaOf(values);
-    ASSERT_TRUE(sidecar_->Send(ipc::BucketReady{kId, {}}, arena.fd()).ok());
-    ASSERT_TRUE(sidecar_->Send(ipc::Placed{kId, {0}, {kBytes}}).ok());
-    auto first = Reduce();
+    ASSERT_TRUE(sidecar_->Send(ipc::BucketReady{id, {}}, arena.fd()).ok());
+    ASSERT_TRUE(sidecar_->Send(ipc::Placed{id, {0}, {kBytes}}).ok());
+    auto first = Reduce(id);
     ASSERT_TRUE(Next<ipc::Submit>().has_value());
-    ASSERT_TRUE(sidecar_->Send(ipc::Complete{.id = kId, .round = 1, .nonfinite_elems = 2}).ok());
+    ASSERT_TRUE(sidecar_->Send(ipc::Complete{.id = id, .round = 1, .nonfinite_elems = 2}).ok());
     ASSERT_EQ(first.get(), values);
   }
   std::future<Values> Reduce(BucketId id = kId) {
@@ -130,10 +131,9 @@ class SessionReturnTest : public ::testing::Test {
   }
   std::string WhyGone() {
     sidecar_.reset();
-    const std::vector<std::byte> gradient(kBytes);
-    absl::Status status;
-    while (status.ok()) status = session_->Reduce(kId, gradient).status();
-    return std::string(status.message());
+    const TimePoint deadline = Now() + kTestPatience;
+    while (session_->status().ok() && Now() < deadline) std::this_thread::yield();
+    return std::string(session_->status().message());
   }
 
   SessionOptions options_;
@@ -362,6 +362,15 @@ TEST_F(SessionReturnTest, WhyAJobCannotGoOnIsSaid) {
   CompleteOneRound({1, 2, 3, 4});
   ASSERT_TRUE(session_->LoadCodecState({}).ok());
   EXPECT_THAT(WhyGone(), HasSubstr(cannot + "a codec's state had just been loaded"));
+  // Other buckets are perhaps without a round with that state, or with their new layout.
+  Begin();
+  ASSERT_TRUE(session_->LoadCodecState({}).ok());
+  ASSERT_TRUE(Next<ipc::CodecState>().has_value());
+  CompleteOneRound({1, 2, 3, 4});
+  EXPECT_THAT(WhyGone(), HasSubstr(cannot + "a codec's state had just been loaded"));
+  Begin();
+  CompleteOneRound({1, 2, 3, 4}, {kId.index, 1});
+  EXPECT_THAT(WhyGone(), HasSubstr(cannot + "bucket 0 (layout 1) had just got another layout"));
   Begin();
   CompleteOneRound({1, 2, 3, 4});
   ASSERT_TRUE(session_->MakeGroup({.number = 7, .rank = 0, .nodes = {0}, .name = "g"}).ok());

@@ -158,6 +158,8 @@ absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit sub
         "bucket ", ToString(id), " was submitted while its round ", bucket.round, " is in flight"));
   }
   ++bucket.round;
+  // All buckets have had their rounds of a step before.
+  if (bucket.round >= bucket.loaded_at + 2) has_loaded_ = false;
   bucket.callback = std::move(callback);
   bucket.callback.lane = completions_.LaneHere();
   if (gradient != nullptr) bucket.gradient = *gradient;
@@ -230,7 +232,6 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   const TimePoint now = Now();
   last_progress_ = now;
   bucket.nonfinite_elems = m.nonfinite_elems;
-  has_loaded_ = false;
   Count(m, &stats_);
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;

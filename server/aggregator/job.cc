@@ -38,6 +38,7 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       late_(ByNode(metrics, &ShardMetrics::Late, first.num_nodes)),
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       snapshots_(snapshots),
+      held_(snapshots == nullptr ? nullptr : snapshots->Hold(spec_.identity)),
       members_(first),
       peers_(first.num_nodes),
       plan_(spec_, max_window_chunks),

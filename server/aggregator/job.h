@@ -225,6 +225,9 @@ class Job {
   absl::Status HaveSnapshotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeSnapshot(const SnapshotCall& call);
   absl::Status RestoreSnapshot(const SnapshotId& id);
+  // Returns why a snapshot is not of this job's weights.
+  absl::Status CheckOursLocked(const SnapshotHeader& header) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the states that the snapshot's chunks go to, or why it is not of this job's weights.
   absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> PlacesLocked(const Snapshot& snapshot)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -317,7 +320,8 @@ class Job {
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
   const JobTrace trace_;
-  SnapshotWriter* const snapshots_;  // null: none are kept
+  SnapshotWriter* const snapshots_;   // null: none are kept
+  const std::shared_ptr<const void> held_;  // its snapshots
 
   Mutex taking_ ABSL_ACQUIRED_BEFORE(mutex_);  // while weights are marked for a snapshot
   Mutex mutex_;

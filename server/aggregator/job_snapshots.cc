@@ -23,6 +23,11 @@ std::string Difference(const std::string& expected, const std::string& got) {
                       line < theirs.size() ? theirs[line] : "no further tensor");
 }
 
+absl::Status OfOtherWeights(const SnapshotHeader& header, const std::string& what) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(header.id), " is of other weights: ", what));
+}
+
 }  // namespace
 
 absl::Status Job::LostWeights() const {
@@ -107,36 +112,37 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   if (snapshots_->Report(spec_.identity).is_writing) {
     return absl::FailedPreconditionError("another snapshot of this job is still being written");
   }
-  absl::StatusOr<Snapshot> snapshot = snapshots_->folder().Read(spec_.identity, id);
+  SnapshotFolder& folder = snapshots_->folder();
+  const auto header = folder.ReadHeader(spec_.identity, id);
   // To a node, NotFound would mean that this shard has been restarted.
-  if (absl::IsNotFound(snapshot.status())) {
-    return absl::FailedPreconditionError(snapshot.status().message());
+  if (absl::IsNotFound(header.status())) {
+    return absl::FailedPreconditionError(header.status().message());
   }
-  THALWEG_RETURN_IF_ERROR(snapshot.status());
+  THALWEG_RETURN_IF_ERROR(header.status());
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckOursLocked(*header));
+    THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
+  }
+  THALWEG_ASSIGN_OR_RETURN(Snapshot snapshot, folder.Read(spec_.identity, id));
   std::vector<std::shared_ptr<ChunkState>> places;
   {
     MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
-    THALWEG_ASSIGN_OR_RETURN(places, PlacesLocked(*snapshot));
+    THALWEG_ASSIGN_OR_RETURN(places, PlacesLocked(snapshot));
   }
   for (size_t i = 0; i < places.size(); ++i) {
     ChunkState& state = *places[i];
     MutexLock lock(state.mutex);
-    state.WeightsToChange() = std::move(snapshot->chunks[i].weights);
+    state.WeightsToChange() = std::move(snapshot.chunks[i].weights);
   }
-  snapshots_->folder().DropLater(spec_.identity, id);
+  folder.DropLater(spec_.identity, id);
   spdlog::info("job '{}': its weights are those of {}, in {} chunks", spec_.job, ToString(id),
                places.size());
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
-    const Snapshot& snapshot) {
-  const SnapshotHeader& header = snapshot.header;
-  const auto other = [&](const std::string& what) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(ToString(header.id), " is of other weights: ", what));
-  };
+absl::Status Job::CheckOursLocked(const SnapshotHeader& header) const {
+  const auto other = [&](const std::string& what) { return OfOtherWeights(header, what); };
   if (header.shard != spec_.shard || header.num_shards != spec_.num_shards ||
       header.chunk_bytes != plan_.flow().chunk_bytes) {
     return other(absl::StrCat("expected shard ", spec_.shard, " of ", spec_.num_shards,
@@ -144,7 +150,8 @@ absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
                               header.shard, " of ", header.num_shards, " with ",
                               header.chunk_bytes));
   }
-  for (const auto& [id, description] : layouts_.DescribeUpdated()) {
+  const auto ours = layouts_.DescribeUpdated();
+  for (const auto& [id, description] : ours) {
     const auto known = header.buckets.find(id);
     if (known == header.buckets.end()) {
       return other(absl::StrCat("it has no bucket ", ToString(id)));
@@ -154,13 +161,24 @@ absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
           absl::StrCat("bucket ", ToString(id), ": ", Difference(description, known->second)));
     }
   }
+  // Its chunks have the memory of this job's.
+  for (const auto& [id, description] : header.buckets) {
+    if (!ours.contains(id)) return other(absl::StrCat("it also has bucket ", ToString(id)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
+    const Snapshot& snapshot) {
+  THALWEG_RETURN_IF_ERROR(CheckOursLocked(snapshot.header));
   std::vector<std::shared_ptr<ChunkState>> places;
   for (const SnapshotChunk& chunk : snapshot.chunks) {
     THALWEG_ASSIGN_OR_RETURN(const auto size, layouts_.SizeOfWeights(chunk.bucket, chunk.chunk));
     if (chunk.weights.params.size() != size.elems) {
-      return other(absl::StrCat("chunk ", chunk.chunk, " of bucket ", ToString(chunk.bucket),
-                                ": expected ", size.elems, " weights, got ",
-                                chunk.weights.params.size()));
+      return OfOtherWeights(
+          snapshot.header,
+          absl::StrCat("chunk ", chunk.chunk, " of bucket ", ToString(chunk.bucket), ": expected ",
+                       size.elems, " weights, got ", chunk.weights.params.size()));
     }
     THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<ChunkState> state,
                              StateLocked(chunk.bucket, chunk.chunk, size.elems));

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 
 #include "server/aggregator/job_test_util.h"
 #include "server/aggregator/snapshot_test_util.h"
@@ -121,6 +122,24 @@ TEST(JobSnapshotsTest, SnapshotOfOtherWeightsIsRefusedByName) {
               HasSubstr("bucket 0: expected v [600] of group 0, got w [600] of group 0"));
   EXPECT_EQ(other.Call(Action::kRestore, {0, 7}).status().code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(JobSnapshotsTest, SnapshotOfBucketsThatTheJobHasNotIsNotRead) {
+  SnapshotsForTest snapshots;
+  {
+    Training training(&snapshots.writer());
+    ASSERT_TRUE(training.Write(10).ok());
+    ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
+    snapshots.Await(kIdentity);
+  }
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(snapshots.path())) {
+    if (entry.path().extension() != ".snapshot") continue;
+    std::filesystem::resize_file(entry, entry.file_size() - 1);  // whoever reads it finds that
+  }
+  TestJob without({1}, TestJob::kPlenty, {}, &snapshots.writer());
+  const absl::Status status = without.job().Snapshots(0, {Action::kRestore, {0, 0}}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("it also has bucket 0"));
 }
 
 TEST(JobSnapshotsTest, RestartedShardHasNothingToTakeAndSaysThatItHasLostWeights) {

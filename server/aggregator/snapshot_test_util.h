@@ -25,11 +25,11 @@ class SnapshotsForTest {
   }
 
   // As when the aggregator is started again.
-  void Restart() {
+  void Restart(Duration look = SnapshotWriter::kLook) {
     writer_.reset();
     folder_.reset();
     folder_ = *SnapshotFolder::Open(path_);
-    writer_.emplace(*folder_, registry_);
+    writer_.emplace(*folder_, registry_, look);
   }
   // Waits until nothing of the job is being written; returns what there is then.
   SnapshotReport Await(const std::string& identity) {

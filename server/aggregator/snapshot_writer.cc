@@ -12,7 +12,7 @@
 
 namespace thalweg {
 
-SnapshotWriter::SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry)
+SnapshotWriter::SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry, Duration look)
     : folder_(folder),
       snapshots_(registry, "thalweg_shard_snapshots_total",
                  "Snapshots of weights, by outcome: ok, or why one was left out"),
@@ -23,6 +23,8 @@ SnapshotWriter::SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry)
                                 "Time from the request for a snapshot until it is on the disk")),
       newest_(registry.GetGauge("thalweg_shard_snapshot_timestamp_seconds",
                                 "When the latest snapshot was finished, in seconds since 1970")),
+      look_(look),
+      next_look_(Now() + look),
       thread_("agg-snapshot", [this] { WorkLoop(); }) {}
 
 SnapshotWriter::~SnapshotWriter() {
@@ -73,6 +75,22 @@ SnapshotReport SnapshotWriter::Report(const std::string& identity) {
   return report;
 }
 
+std::shared_ptr<const void> SnapshotWriter::Hold(const std::string& identity) {
+  auto held = std::make_shared<const char>();
+  MutexLock lock(mutex_);
+  std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
+  held_.emplace(identity, held);
+  return held;
+}
+
+void SnapshotWriter::ForgetOld() {
+  for (const std::string& identity : folder_.Forgotten()) {
+    MutexLock lock(mutex_);
+    std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
+    if (!held_.contains(identity)) ForgetLocked(identity);
+  }
+}
+
 void SnapshotWriter::Forget(const std::string& identity) {
   MutexLock lock(mutex_);
   if (begun_.contains(identity)) {
@@ -95,7 +113,7 @@ void SnapshotWriter::WorkLoop() {
     std::string aside;
     {
       MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      changed_.WaitUntil(mutex_, next_look_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || !orders_.empty() || !set_aside_.empty();
       });
       if (!stopping_ && !orders_.empty()) {
@@ -104,14 +122,18 @@ void SnapshotWriter::WorkLoop() {
       } else if (!set_aside_.empty()) {
         aside = std::move(set_aside_.front());
         set_aside_.pop_front();
-      } else {
+      } else if (stopping_) {
         return;
+      } else {
+        next_look_ = Now() + look_;
       }
     }
     if (order) {
       Carry(*order);
-    } else {
+    } else if (!aside.empty()) {
       SnapshotFolder::RemoveSetAside(aside);
+    } else {
+      ForgetOld();
     }
   }
 }

@@ -1,14 +1,17 @@
 // SnapshotWriter writes snapshots of jobs' weights while the weights are updated.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/snapshots.h"
 #include "core/base/thread.h"
@@ -24,8 +27,11 @@ namespace thalweg {
 // that is counted, and logged once until the job has one again.
 class SnapshotWriter {
  public:
-  // Both must outlive it.
-  SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry);
+  // How often it looks for jobs that are to be forgotten.
+  static constexpr Duration kLook = std::chrono::hours(1);
+
+  // `folder` and `registry` must outlive it.
+  SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry, Duration look = kLook);
   // Leaves out what has not been written, and waits until what is forgotten has been removed.
   ~SnapshotWriter();
 
@@ -37,6 +43,8 @@ class SnapshotWriter {
              std::optional<SnapshotId> common);
 
   SnapshotReport Report(const std::string& identity);
+  // The job is there until the last copy of the result is gone: it is not forgotten for its age.
+  std::shared_ptr<const void> Hold(const std::string& identity);
   // The job is over: it has no snapshots any more, nor the one that is being written. The thread
   // removes the files, which may take seconds.
   void Forget(const std::string& identity);
@@ -50,6 +58,8 @@ class SnapshotWriter {
   };
 
   void WorkLoop();
+  // Forgets jobs that are not there and have written nothing for long.
+  void ForgetOld();
   void Carry(const Order& order);
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
   // Nothing is being written of the job any more.
@@ -67,14 +77,18 @@ class SnapshotWriter {
   Histogram& seconds_;
   Gauge& newest_;
 
+  const Duration look_;
+
   Mutex mutex_;
   CondVar changed_;
+  TimePoint next_look_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> set_aside_ ABSL_GUARDED_BY(mutex_);        // to be removed
   std::map<std::string, SnapshotId> begun_ ABSL_GUARDED_BY(mutex_);  // by identity
   std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);          // of those
-  std::set<std::string> failing_ ABSL_GUARDED_BY(mutex_);            // jobs whose latest failed
+  std::multimap<std::string, std::weak_ptr<const void>> held_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> failing_ ABSL_GUARDED_BY(mutex_);  // jobs whose latest failed
   Thread thread_;  // declared last, because it uses everything above
 };
 

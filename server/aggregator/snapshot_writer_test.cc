@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "absl/strings/escaping.h"
+#include "core/base/testing/test_patience.h"
 #include "server/aggregator/snapshot_test_util.h"
 
 namespace thalweg::snapshot_writer_test {
@@ -88,6 +91,25 @@ TEST_F(SnapshotWriterTest, ForgottenJobLeavesNoSnapshotThatIsBeingWritten) {
   test_.writer().Forget(kIdentity);
   test_.Await(kIdentity);
   EXPECT_FALSE(fs::exists(test_.path() / absl::BytesToHexString(kIdentity)));
+}
+
+TEST_F(SnapshotWriterTest, JobThatHasWrittenNothingForAWeekIsForgottenUnlessItIsThere) {
+  test_.Restart(std::chrono::milliseconds(1));
+  const auto held = test_.writer().Hold(kIdentity);
+  ASSERT_TRUE(Take(10));
+  test_.Await(kIdentity);
+  const fs::path ours = test_.path() / absl::BytesToHexString(kIdentity);
+  const fs::path theirs = test_.path() / absl::BytesToHexString(std::string(32, 'o'));
+  fs::copy(ours, theirs);
+  const auto then = fs::file_time_type::clock::now() - SnapshotFolder::kForgottenAfter;
+  for (const fs::path& folder : {ours, theirs}) {
+    fs::last_write_time(folder / "0-10.snapshot", then);
+    fs::last_write_time(folder, then);
+  }
+  const TimePoint deadline = Now() + kTestPatience;
+  while (fs::exists(theirs) && Now() < deadline) std::this_thread::yield();
+  EXPECT_FALSE(fs::exists(theirs));
+  EXPECT_TRUE(fs::exists(ours));
 }
 
 // Whoever ends a job has others to serve: removing files may take seconds.

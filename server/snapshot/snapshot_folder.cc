@@ -95,19 +95,19 @@ std::optional<fs::file_time_type> LastWritten(const fs::path& folder) {
   return last;
 }
 
-// Removes the folders of jobs to which nothing has been added for long.
-void RemoveForgotten(const std::string& path) {
+// Returns the folders of jobs to which nothing has been added for long.
+std::vector<fs::path> ForgottenFolders(const std::string& path) {
+  std::vector<fs::path> found;
   for (const fs::path& folder : JobFolders(path, IsIdentity)) {
     const std::optional<fs::file_time_type> written = LastWritten(folder);
     if (!written || fs::file_time_type::clock::now() - *written < SnapshotFolder::kForgottenAfter) {
       continue;
     }
-    std::error_code error;
-    for (const fs::path& file : PathsIn(folder)) fs::remove(file, error);
-    fs::remove(folder, error);
-    spdlog::info("removed {}: no snapshot has been written there for {} days", folder.string(),
+    spdlog::info("removing {}: no snapshot has been written there for {} days", folder.string(),
                  SnapshotFolder::kForgottenAfter / std::chrono::hours(24));
+    found.push_back(folder);
   }
+  return found;
 }
 
 void RemoveUnfinished(const std::string& path) {
@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<SnapshotFolder>> SnapshotFolder::Open(const std::
     return absl::FailedPreconditionError(absl::StrCat("another aggregator keeps its snapshots in ",
                                                       path, ": give each a folder of its own"));
   }
-  RemoveForgotten(path);
+  for (const fs::path& forgotten : ForgottenFolders(path)) RemoveSetAside(forgotten);
   RemoveUnfinished(path);
   for (const fs::path& over : JobFolders(path, WasSetAside)) RemoveSetAside(over);
   return std::unique_ptr<SnapshotFolder>(new SnapshotFolder(path, lock));
@@ -159,7 +159,11 @@ absl::StatusOr<SnapshotFile> SnapshotFolder::Create(const SnapshotHeader& header
   if (error) {
     return absl::InternalError(absl::StrCat("cannot make ", folder, ": ", error.message()));
   }
-  if (is_new) THALWEG_RETURN_IF_ERROR(SyncFolderOf(folder));
+  if (is_new) {
+    // Other users of the machine have no business with a job's weights.
+    fs::permissions(folder, fs::perms::owner_all, error);
+    THALWEG_RETURN_IF_ERROR(SyncFolderOf(folder));
+  }
   return SnapshotFile::Create(PathOf(header.identity, header.id), header);
 }
 
@@ -189,6 +193,11 @@ std::vector<SnapshotHeader> SnapshotFolder::List(const std::string& identity) {
   return found;
 }
 
+absl::StatusOr<SnapshotHeader> SnapshotFolder::ReadHeader(const std::string& identity,
+                                                          const SnapshotId& id) {
+  return ReadSnapshotHeader(PathOf(identity, id));
+}
+
 absl::StatusOr<Snapshot> SnapshotFolder::Read(const std::string& identity, const SnapshotId& id) {
   const std::string path = PathOf(identity, id);
   absl::StatusOr<Snapshot> snapshot = ReadSnapshot(path);
@@ -210,6 +219,14 @@ void SnapshotFolder::Remove(const std::string& identity, const SnapshotId& id) {
   if (!fs::remove(path, error) && error) {
     spdlog::warn("cannot remove the snapshot {}: {}", path, error.message());
   }
+}
+
+std::vector<std::string> SnapshotFolder::Forgotten() const {
+  std::vector<std::string> identities;
+  for (const fs::path& folder : ForgottenFolders(path_)) {
+    identities.push_back(absl::HexStringToBytes(folder.filename().string()));
+  }
+  return identities;
 }
 
 void SnapshotFolder::Prune(const std::string& identity, const std::optional<SnapshotId>& common) {

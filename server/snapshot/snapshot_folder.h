@@ -21,7 +21,8 @@ namespace thalweg {
 // it belongs to one process at a time.
 class SnapshotFolder {
  public:
-  // Jobs whose last snapshot is older are removed when the folder is opened: nobody comes back.
+  // Jobs whose last snapshot is older are forgotten: nobody comes back. When the folder is opened,
+  // they are removed.
   static constexpr std::chrono::hours kForgottenAfter{7 * 24};
 
   // Opens the folder, which it makes if there is none, and removes what was not finished there.
@@ -37,9 +38,13 @@ class SnapshotFolder {
   // Returns the headers of the job's snapshots, from the oldest on. A file that cannot be used is
   // left out, and named in the log, once.
   std::vector<SnapshotHeader> List(const std::string& identity);
+  // Reads the header of a snapshot alone.
+  absl::StatusOr<SnapshotHeader> ReadHeader(const std::string& identity, const SnapshotId& id);
   // Reads a snapshot. A file that turns out to be damaged is not listed any more.
   absl::StatusOr<Snapshot> Read(const std::string& identity, const SnapshotId& id);
 
+  // Returns the identities of jobs that are forgotten by now.
+  std::vector<std::string> Forgotten() const;
   // Removes all of the job's but the two newest, and `common` and the one before it.
   void Prune(const std::string& identity, const std::optional<SnapshotId>& common);
   // Removes those later than `id`: the job goes on from there.

@@ -90,6 +90,13 @@ TEST_F(SnapshotFolderTest, SnapshotsLaterThanTheRestoredOneAreDropped) {
   EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
 }
 
+TEST_F(SnapshotFolderTest, OtherUsersCannotReadWeights) {
+  Take({0, 10});
+  const fs::perms others = fs::perms::group_all | fs::perms::others_all;
+  EXPECT_EQ(fs::status(Find("0-10.snapshot").parent_path()).permissions() & others,
+            fs::perms::none);
+}
+
 TEST_F(SnapshotFolderTest, JobThatIsOverLeavesNothing) {
   Take({0, 10});
   Take({0, 10}, kTheirs);

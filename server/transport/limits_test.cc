@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -323,6 +324,27 @@ TEST_F(LimitsTest, ReaderWaitsUntilResidualsThatNobodyReceivesAreForgotten) {
   ASSERT_TRUE(node.ok()) << node.status();
   const absl::Status read = (*node)->ReadResidual({}, 0, deadline).status();
   EXPECT_TRUE(read.ok()) << read;
+}
+
+TEST_F(LimitsTest, SnapshotsThatAreRestoredLeaveThreadsForOthers) {
+  std::promise<void> restored;
+  shard_.on_snapshots = [end = restored.get_future().share()] { end.wait_for(kTestPatience); };
+  const auto server = Start();
+  const auto remote = RemoteShard::Create(server->address(), {}, metrics_);
+  const TimePoint deadline = Now() + kTestPatience;
+  const auto node = remote->Join(OfNode(1), std::make_shared<CountingEvents>(), deadline);
+  ASSERT_TRUE(node.ok()) << node.status();
+  std::vector<std::future<absl::Status>> restores;
+  for (uint32_t i = 0; i < ControlService::kThreads; ++i) {
+    restores.push_back(std::async(std::launch::async, [&] {
+      return (*node)->Snapshots({SnapshotAction::kRestore, {0, 1}}, deadline).status();
+    }));
+  }
+  shard_.snapshot_calls.WaitFor(1);
+  EXPECT_TRUE((*node)->MakeGroup({}, deadline).ok());
+  EXPECT_LE(shard_.snapshot_calls.Get().size(), ControlService::kMaxRestores);
+  restored.set_value();
+  for (auto& restore : restores) EXPECT_TRUE(restore.get().ok());
 }
 
 TEST_F(LimitsTest, ConnectionWithoutACallOrStreamIsClosed) {

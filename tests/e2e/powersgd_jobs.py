@@ -72,6 +72,39 @@ def free_running() -> dict[str, list[float]]:
     return {"ours": train(f"powersgd:rank=2,start={START}"), "torch": train(None)}
 
 
+class Sums(nn.Module):
+    """Its gradients are what it is called with, in a bucket for each matrix, tall and wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (1500, 1733, 1911, 2101, 1650, 1999, 2222, 1810)
+        shapes = [(n, 16) if i % 3 else (16, n) for i, n in enumerate(sizes)]
+        self.matrices = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+
+    def forward(self, gradient: float) -> torch.Tensor:
+        return torch.stack([(matrix * gradient).sum() for matrix in self.matrices]).sum()
+
+
+@job
+def given_up_in_many_buckets() -> list[float]:
+    """Returns the gradients of steps in which fp16 cannot hold P of some matrices, and Q of others.
+
+    Chunks are small, so that a part fills its window: nodes that sent in different orders would
+    wait for each other.
+    """
+    means = set()
+    for _ in range(3):
+        model = DistributedDataParallel(Sums(), bucket_cap_mb=0.001)
+        codec = thalweg.PowerSGD(rank=1, start_iter=2, wire="fp16")
+        state = thalweg.ddp.attach(model, codec, chunk_bytes=4096)
+        for gradient in (1.0, 1.0, 3000.0, 3000.0):
+            model.zero_grad()
+            model(gradient).backward()
+        means |= {each for p in model.parameters() for each in p.grad.unique().tolist()}
+        state.close()
+    return sorted(means)
+
+
 @job
 def many_buckets() -> dict[str, Any]:
     """Runs 60 layers in DDP's default buckets, 200 iterations: torch's hook hangs in the second."""

@@ -68,6 +68,10 @@ def test_sixty_layers_in_many_buckets_finish_bit_identical(tmp_path):
         assert result["stats"]["nonfinite_elems"] == 0
 
 
+def test_buckets_that_fp16_cannot_hold_are_sent_whole_in_one_order_by_all_nodes(tmp_path):
+    assert run("given_up_in_many_buckets", tmp_path, nodes=2) == [[3000.0], [3000.0]]
+
+
 @pytest.mark.numeric
 def test_nonfinite_gradients_reach_the_optimizer_and_leave_no_trace(tmp_path):
     results = run("nonfinite", tmp_path, nodes=2)

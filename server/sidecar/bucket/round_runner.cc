@@ -312,7 +312,7 @@ absl::Status RoundRunner::TakeStep(const Step& step) {
   }
   const Step sending{step.bucket, step.codec, next};
   bucket.round().BeginPart(*next);
-  steps_.AddLater(sending);
+  steps_.AddLater(sending, step.codec->MayFollow(*next));
   return SendPart(sending, finish_pool_);
 }
 

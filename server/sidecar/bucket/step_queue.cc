@@ -10,9 +10,9 @@ void StepQueue::AddFirst(Step step) {
   first_.push_back({std::move(step)});
 }
 
-void StepQueue::AddLater(Step step) {
+void StepQueue::AddLater(Step step, bool may_be_followed) {
   MutexLock lock(mutex_);
-  later_.push_back({std::move(step)});
+  later_.push_back({std::move(step), may_be_followed});
 }
 
 void StepQueue::NoteHere(const Part& part) {
@@ -56,8 +56,11 @@ std::optional<Step> StepQueue::TakeLocked() {
     first_.pop_front();
     return step;
   }
-  const auto here = std::find_if(later_.begin(), later_.end(),
-                                 [](const Waiting& waiting) { return waiting.is_here; });
+  bool is_next = true;  // of those that keep their order
+  const auto here = std::find_if(later_.begin(), later_.end(), [&](const Waiting& waiting) {
+    const bool may_go = !waiting.may_be_followed || std::exchange(is_next, false);
+    return waiting.is_here && may_go;
+  });
   if (here == later_.end()) return std::nullopt;
   Step step = std::move(here->step);
   later_.erase(here);

@@ -19,15 +19,17 @@ struct Step {
 };
 
 // Thread-safe. What follows a first part is sent in the order of the first parts, which is the same
-// on all nodes: see ShardGroup::Contribute. Later parts are taken as they come.
+// on all nodes: see ShardGroup::Contribute. Later parts are taken as they come, but for those that
+// another one may follow: these keep that order.
 class StepQueue {
  public:
   // `outcome` must outlive the queue; whoever changes it calls Wake.
   explicit StepQueue(const JobOutcome& outcome) : outcome_(outcome) {}
 
-  // The part is about to be sent: the first one of its codec in this round, or a later one.
+  // The part is about to be sent: the first one of its codec in this round, or a later one, which
+  // another one may follow or not.
   void AddFirst(Step step);
-  void AddLater(Step step);
+  void AddLater(Step step, bool may_be_followed);
   // All results of a part that has been added are here.
   void NoteHere(const Part& part);
 
@@ -42,6 +44,7 @@ class StepQueue {
  private:
   struct Waiting {
     Step step;
+    bool may_be_followed = true;
     bool is_here = false;
   };
   std::optional<Step> TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -86,11 +86,26 @@ TEST_F(QueueTest, StepsAfterFirstPartsComeInTheOrderOfSendingAndBeforeLaterOnes)
   }
   steps_.AddFirst({buckets_[0], nullptr, &parts[0]});
   steps_.AddFirst({buckets_[0], nullptr, &parts[1]});
-  steps_.AddLater({buckets_[0], nullptr, &parts[2]});
+  steps_.AddLater({buckets_[0], nullptr, &parts[2]}, false);
   for (const size_t here : {2, 1, 0}) steps_.NoteHere(parts[here]);
   for (const size_t expected : {0, 1, 2}) EXPECT_EQ(steps_.Next()->part, &parts[expected]);
   outcome_.End();
   EXPECT_FALSE(steps_.Next().has_value());
+}
+
+TEST_F(QueueTest, PartsThatOthersMayFollowKeepTheirOrderAmongLaterOnes) {
+  const BucketLayout layout{DType::kFloat32, {{"w", {10}}}};
+  std::vector<Part> parts;
+  for (uint32_t number = 1; number <= 4; ++number) {
+    parts.emplace_back(BucketId{0, 0, number}, layout, WireFormat::kFloat32, kMinChunkBytes, 1);
+  }
+  for (const size_t i : {0, 1, 2, 3}) {
+    steps_.AddLater({buckets_[0], nullptr, &parts[i]}, i != 1);
+  }
+  for (const size_t here : {3, 2, 1}) steps_.NoteHere(parts[here]);
+  EXPECT_EQ(steps_.Next()->part, &parts[1]);
+  steps_.NoteHere(parts[0]);
+  for (const size_t expected : {0, 2, 3}) EXPECT_EQ(steps_.Next()->part, &parts[expected]);
 }
 
 }  // namespace

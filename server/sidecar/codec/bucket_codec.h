@@ -82,6 +82,9 @@ class BucketCodec {
   // or null when the result is complete.
   virtual absl::StatusOr<Part*> Next(FoldPool& pool, Gradient& gradient) = 0;
 
+  // Returns whether Next, called after this part, may return another one to send.
+  virtual bool MayFollow(const Part& /*part*/) const { return false; }
+
   // These are for the round that is over.
   virtual uint64_t nonfinite_elems() const = 0;
   virtual bool gave_up() const { return false; }

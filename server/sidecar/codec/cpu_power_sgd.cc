@@ -133,7 +133,8 @@ bool CpuPowerSgd::IsPFinite() const {
 }
 
 absl::StatusOr<bool> CpuPowerSgd::ProjectTransposed(FoldPool& pool) {
-  if (!IsPFinite()) return false;
+  const bool is_finite = IsPFinite();
+  if (!is_finite && !DecidesLate()) return false;
   THALWEG_RETURN_IF_ERROR(
       pool.Run(static_cast<uint32_t>(matrices_.size()), [this](uint32_t i) -> absl::Status {
         const Matrix& m = matrices_[i];
@@ -151,7 +152,7 @@ absl::StatusOr<bool> CpuPowerSgd::ProjectTransposed(FoldPool& pool) {
                                    std::span(q_.sent).subspan(m.q_offset, m.QElems()));
         return absl::OkStatus();
       }));
-  return true;
+  return is_finite;
 }
 
 uint64_t CpuPowerSgd::ReconstructRows(const Task& task, CompressionLoss* loss) {

@@ -171,18 +171,24 @@ absl::StatusOr<Part*> PowerSgd::Begin(FoldPool& pool, Gradient& gradient) {
   return first_.get();
 }
 
+bool PowerSgd::MayFollow(const Part& part) const {
+  return &part == first_.get() || (&part == second_.get() && DecidesLate());
+}
+
 absl::StatusOr<Part*> PowerSgd::Next(FoldPool& pool, Gradient& gradient) {
   switch (step_) {
     case Step::kFirst: {
-      THALWEG_ASSIGN_OR_RETURN(const bool is_finite, ProjectTransposed(pool));
-      step_ = is_finite ? Step::kSecond : Step::kWhole;
-      if (is_finite) return second_.get();
+      THALWEG_ASSIGN_OR_RETURN(is_p_finite_, ProjectTransposed(pool));
+      step_ = is_p_finite_ || DecidesLate() ? Step::kSecond : Step::kWhole;
+      if (step_ == Step::kSecond) return second_.get();
       return whole_->Begin(pool, gradient);
     }
     case Step::kSecond: {
-      // Q of a tall matrix has larger elements than the matrix and P have.
-      if (spec_.wire == DType::kFloat16) {
-        THALWEG_ASSIGN_OR_RETURN(const bool is_finite, IsQFinite());
+      if (DecidesLate()) {
+        bool is_finite = is_p_finite_;
+        if (is_finite) {
+          THALWEG_ASSIGN_OR_RETURN(is_finite, IsQFinite());
+        }
         if (!is_finite) {
           step_ = Step::kWhole;
           return whole_->Begin(pool, gradient);

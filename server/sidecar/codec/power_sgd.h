@@ -42,6 +42,7 @@ class PowerSgd : public BucketCodec {
                                                     Gradient& gradient) final;
   absl::Status Decode(const Part& part, const RoundResult& received) final;
   bool EndsWith(const Part& /*part*/) const final { return false; }
+  bool MayFollow(const Part& part) const final;
   absl::StatusOr<Part*> Next(FoldPool& pool, Gradient& gradient) final;
   uint64_t nonfinite_elems() const final { return nonfinite_elems_; }
   bool gave_up() const final { return step_ == Step::kWhole; }
@@ -82,13 +83,17 @@ class PowerSgd : public BucketCodec {
   static bool AreFinite(std::span<const float> values);
   // Keeps `factor` for the next round, or nothing if it is not finite.
   static void KeepFactor(const Matrix& matrix, std::span<const float> factor);
+  // Q of a tall matrix has larger elements than the matrix and P have: whether fp16 can have it is
+  // known when it has come. To give up is always decided there, so that what is sent whole has one
+  // order on all nodes: that of the second parts.
+  bool DecidesLate() const { return spec_.wire == DType::kFloat16; }
   // Returns whether the second part's round is one whose loss is measured.
   bool IsSampled() const { return second_->round % kSampleEvery == 1; }  // rounds count from 1
 
-  // The steps of a round: what the first part sends; what the second one sends, or false when some
-  // mean P is not finite; whether all of the mean Q is; the result, and how many of the matrices'
-  // elements in it are not finite; or, instead of that, giving up: residual and factor become what
-  // they were before the round.
+  // The steps of a round: what the first part sends; what the second one sends, and whether all of
+  // the mean P is finite, without which it is sent only where DecidesLate; whether all of the mean
+  // Q is; the result, and how many of the matrices' elements in it are not finite; or, instead of
+  // that, giving up: residual and factor become what they were before the round.
   virtual absl::Status Project(FoldPool& pool, Gradient& gradient) = 0;
   virtual absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) = 0;
   virtual absl::StatusOr<bool> IsQFinite() = 0;
@@ -112,10 +117,10 @@ class PowerSgd : public BucketCodec {
 
   absl::Status Add(size_t tensor, uint64_t set_offset, ParameterStates& states);
   void MakeParts();
-
   const uint32_t number_;
   const std::unique_ptr<DenseCodec> whole_;
   Step step_ = Step::kFirst;
+  bool is_p_finite_ = true;  // of this round
   uint64_t nonfinite_elems_ = 0;
 };
 

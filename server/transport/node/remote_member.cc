@@ -125,7 +125,10 @@ absl::Status RemoteMember::WriteWeights(BucketId bucket, uint32_t chunk, uint32_
 absl::StatusOr<SnapshotReport> RemoteMember::Snapshots(const SnapshotCall& call,
                                                        TimePoint deadline) {
   v1::SnapshotsResponse response;
-  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::Snapshots, ToProto(call), &response, deadline));
+  const auto method = &v1::Control::Stub::Snapshots;
+  THALWEG_RETURN_IF_ERROR(call.action == SnapshotAction::kRestore
+                              ? Read(method, ToProto(call), &response, deadline)
+                              : Call(method, ToProto(call), &response, deadline));
   auto report = FromProto(response);
   if (!report.ok()) return control_.Named(report.status());
   return report;

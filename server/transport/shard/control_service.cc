@@ -35,6 +35,7 @@ constexpr uint64_t kMaxFields = kMaxBucketTensors + 64;
 // Parsing may take several times a request's length in memory, so longer ones are parsed one by
 // one.
 constexpr size_t kLongParse = 1 << 20;
+constexpr char kReads[] = "residuals or weights are being read";
 
 // Returns when the shard must answer, so that the caller gets the shard's reason and not gRPC's
 // "Deadline Exceeded".
@@ -241,12 +242,11 @@ void ControlService::MakeGroup(const CallPtr& call) {
       group.ok() ? node->member().MakeGroup(*group, AnswerBy(call->context())) : group.status());
 }
 
-bool ControlService::TakeRead(ControlCall& call) {
-  std::shared_ptr<void> place = reads_.Take(AddressOf(call.context()));
+bool ControlService::TakePlace(FairSemaphore& places, const char* what, ControlCall& call) {
+  std::shared_ptr<void> place = places.Take(AddressOf(call.context()));
   if (place == nullptr) {
-    Refuse(call, absl::ResourceExhaustedError(
-                     "too many residuals or weights are being read here, or from this address, "
-                     "try again later"));
+    Refuse(call, absl::ResourceExhaustedError(absl::StrCat(
+                     "too many ", what, " here, or from this address, try again later")));
     return false;
   }
   call.Keep(std::move(place));
@@ -258,7 +258,7 @@ void ControlService::ReadResidual(const CallPtr& call) {
   if (!Parse(*call, &request)) return;
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
-  if (!TakeRead(*call)) return;
+  if (!TakePlace(reads_, kReads, *call)) return;
   const auto values = node->member().ReadResidual(FromProto(request.bucket()), request.chunk(),
                                                   AnswerBy(call->context()));
   if (!values.ok()) {
@@ -300,7 +300,7 @@ void ControlService::ReadWeights(const CallPtr& call) {
   if (!Parse(*call, &request)) return;
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
-  if (!TakeRead(*call)) return;
+  if (!TakePlace(reads_, kReads, *call)) return;
   const auto slice = node->member().ReadWeights(FromProto(request.bucket()), request.chunk(),
                                                 request.slice(), AnswerBy(call->context()));
   if (!slice.ok()) {
@@ -338,6 +338,8 @@ void ControlService::Snapshots(const CallPtr& call) {
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
   const absl::StatusOr<SnapshotCall> parsed = FromProto(request);
+  const bool restores = parsed.ok() && parsed->action == SnapshotAction::kRestore;
+  if (restores && !TakePlace(restores_, "snapshots are being restored", *call)) return;
   const auto report =
       parsed.ok() ? node->member().Snapshots(*parsed, AnswerBy(call->context())) : parsed.status();
   report.ok() ? Answer(*call, ToProto(*report)) : Refuse(*call, report.status());

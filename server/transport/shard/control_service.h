@@ -32,6 +32,8 @@ class ControlService {
   static constexpr size_t kMaxWaitingWork = 4096;
   // At most this many residuals are being read or wait for their callers to receive them.
   static constexpr uint32_t kMaxReads = 32;
+  // At most this many snapshots are being restored, which takes memory and threads for long.
+  static constexpr uint32_t kMaxRestores = 2;
 
   // The references must outlive the service. At most `max_waiting_joins` nodes wait at a
   // time; others get ResourceExhausted.
@@ -76,9 +78,9 @@ class ControlService {
   template <typename Message>
   bool Parse(ControlCall& call, Message* message);
 
-  // Takes one of the few places for calls that read state; answers the call and returns false if
-  // there is none. The call keeps it.
-  bool TakeRead(ControlCall& call);
+  // Takes one of the few places for calls that do this; answers the call and returns false if there
+  // is none. The call keeps it.
+  bool TakePlace(FairSemaphore& places, const char* what, ControlCall& call);
 
   // Returns the node whose membership the caller uses; null if there is none, or it is not the
   // caller's, after answering the call.
@@ -90,6 +92,7 @@ class ControlService {
   Challenges challenges_;
   FairSemaphore waiting_joins_;
   FairSemaphore reads_{kMaxReads};
+  FairSemaphore restores_{kMaxRestores};
   Mutex long_parse_;
   ControlCall::Service service_;
   std::vector<std::unique_ptr<const ControlCall::Method>> methods_;

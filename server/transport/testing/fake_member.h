@@ -42,6 +42,7 @@ struct FakeAnswers {
   Recorder<std::tuple<uint32_t, uint32_t, WeightsSlice>> weights;
   Recorder<SnapshotCall> snapshot_calls;
   SnapshotReport snapshot_answer;
+  std::function<void()> on_snapshots;
   Recorder<uint32_t> heartbeats;                         // by node number
   Recorder<std::pair<uint32_t, absl::Status>> leaves;    // by node number; once for each member
   Recorder<std::pair<uint32_t, absl::Status>> given_up;  // Joins, by node number
@@ -121,6 +122,7 @@ class FakeMember : public Member {
                                            TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.snapshot_calls.Add(call);
+    if (shard_.on_snapshots) shard_.on_snapshots();
     if (!shard_.residual_answer.Get().ok()) return shard_.residual_answer.Get().status();
     return shard_.snapshot_answer;
   }
