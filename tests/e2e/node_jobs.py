@@ -197,6 +197,25 @@ def bereft() -> dict[str, Any]:
 
 
 @job
+def late() -> dict[str, Any]:
+    """Returns backward's error where rank 0 comes to the step only when all others have failed."""
+    model = build()
+    state = thalweg.ddp.attach(model, node_reduce="workers")
+    data = torch.Generator().manual_seed(1)
+    for _ in range(3):  # in the first steps DDP itself uses Gloo
+        backward(model, batch(data))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    began = time.monotonic()
+    error = outcome(lambda: backward(model, batch(data)))
+    seconds = time.monotonic() - began
+    if dist.get_rank() != 0:
+        dist.barrier()
+    return {"error": error, "seconds": seconds, "status": state.status()}
+
+
+@job
 def choices() -> dict[str, Any]:
     rank = dist.get_rank()
     model = DistributedDataParallel(nn.Linear(4, 4))

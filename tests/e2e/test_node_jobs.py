@@ -127,6 +127,28 @@ def test_sidecar_that_dies_and_stays_away_fails_all_workers_of_its_node_with_the
         assert result["seconds"] < AT_ONCE
 
 
+@pytest.mark.parametrize(
+    "nodes, step_timeout, reason",
+    [
+        ([0, 0], 4, "rank 0 did not hand over a gradient, for which rank 1 of the same node waits"),
+        ([0, 0, 1], 10, "waited 8 s for node 0"),  # a shard loses its patience first
+    ],
+    ids=["one node", "two nodes"],
+)
+def test_leader_that_is_late_fails_all_workers_within_the_steps_timeout_with_one_reason(
+    nodes, step_timeout, reason, tmp_path
+):
+    variables = PATIENCE | {"THALWEG_STEP_TIMEOUT": str(step_timeout)}
+    with servers(nodes=len(set(nodes)), shards=1) as cluster:
+        results = start("late", cluster, tmp_path, nodes, variables).results()
+    assert len({result["error"] for result in results}) == 1
+    for result in results:
+        assert reason in result["error"]
+        assert "raise the timeout (THALWEG_STEP_TIMEOUT)" in result["error"]
+        assert result["status"] in result["error"]
+        assert result["seconds"] < AT_ONCE
+
+
 def test_choices_are_those_of_the_environment_and_wrong_ones_are_refused(tmp_path):
     variables = {"THALWEG_NODE_REDUCE": "workers", "AIAK_HIERARCHICAL_ALLREDUCE": "1"}
     with servers(nodes=1) as cluster:

@@ -16,6 +16,7 @@ from thalweg._job._topology import Placement
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader
 from thalweg.node._sums import NodeSums
+from thalweg.node._waits import Waits, look_interval
 from thalweg.node._words import Line
 
 TIMEOUT = 20.0  # for waits that should never time out
@@ -101,16 +102,26 @@ def make_sums(size: int, nodes: int = 1, world: int | None = None) -> list[NodeS
 class Node:
     """One leader and its followers; `lines` are the followers' ends of their connections."""
 
-    def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, size: int, timeout: float, step_timeout: float) -> None:
         sums = make_sums(size)
         pairs = [socket.socketpair() for _ in range(size - 1)]
         self.lines = [Line(theirs) for _, theirs in pairs]
         self.session = Session()
         self.hook = Hook(self.session)
         followers = {rank + 1: Line(ours) for rank, (ours, _) in enumerate(pairs)}
-        self.leader = Leader(self.session, self.hook, sums[0], followers, timeout)  # type: ignore[arg-type]
+        self.waits = Waits(range(size), step_timeout)
+        interval = look_interval(timeout, step_timeout)
+        self.leader = Leader(
+            self.session,  # type: ignore[arg-type]
+            self.hook,  # type: ignore[arg-type]
+            sums[0],
+            followers,
+            waits=self.waits,
+            timeout=timeout,
+            look_interval=interval,
+        )
         self.followers = [
-            Follower(line, of_one, 0, timeout)
+            Follower(line, of_one, 0, timeout, interval)
             for line, of_one in zip(self.lines, sums[1:], strict=True)
         ]
 
@@ -136,8 +147,8 @@ def gradient(index: int, rank: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def node(size: int, timeout: float = TIMEOUT):
-    made = Node(size, timeout)
+def node(size: int, timeout: float = TIMEOUT, step_timeout: float = 100 * TIMEOUT):
+    made = Node(size, timeout, step_timeout)
     try:
         yield made
     finally:

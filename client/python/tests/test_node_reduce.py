@@ -117,19 +117,19 @@ def test_leader_that_dies_is_named_by_its_followers(monkeypatch):
             assert "rank 0, which speaks to the sidecar for this node, is gone" in told
 
 
-def test_collective_that_fails_fails_the_node_and_names_the_others():
+def test_collective_that_fails_fails_the_node_and_names_its_workers():
     with node(2) as made:
         # Only the timeout tells the leader; the two must connect before, for as long as it takes.
         made.leader._sums._sums.set_timeout(timedelta(seconds=1))
         futures = [made.leader.run_hook(bucket(0, gradient(0, 0)))]
         made.followers[0]._sums._sums.abort()
         [told] = outcomes_of(futures)
-        assert "thalweg: a collective with rank 1 of this node failed: " in told
+        assert "thalweg: a collective of rank 0, 1, a node's workers, failed: " in told
 
 
 @pytest.mark.parametrize("how", ["has left the job", "is gone"])
 def test_follower_that_ends_is_named_where_a_collective_fails_before_it_is_heard(how, monkeypatch):
-    monkeypatch.setattr(_leader, "_CAUSE_SECONDS", TIMEOUT)
+    monkeypatch.setattr(_leader, "CAUSE_SECONDS", TIMEOUT)
     failed = threading.Event()
     with node(2) as made:
         [follower] = made.followers

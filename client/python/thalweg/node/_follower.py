@@ -14,8 +14,8 @@ import torch
 from torch._C._distributed_c10d import GradBucket, Work
 
 from thalweg import _C
-from thalweg.node._leader import CLOSED
-from thalweg.node._sums import NodeSums, Outcome
+from thalweg.node._leader import CAUSE_SECONDS, CLOSED
+from thalweg.node._sums import CollectiveError, NodeSums, Outcome
 from thalweg.node._words import SILENCES, Line, Words
 
 
@@ -32,12 +32,15 @@ class _Bucket:
 class Follower:
     """Receives results on one thread, in the leader's order. Thread-safe."""
 
-    def __init__(self, line: Line, sums: NodeSums, leader: int, timeout: float) -> None:
+    def __init__(
+        self, line: Line, sums: NodeSums, leader: int, timeout: float, look_interval: float
+    ) -> None:
         """Starts the thread. `leader` is the leader's rank in the job. Raises RuntimeError."""
         self._line = line
         self._sums = sums
         self._leader = f"thalweg: rank {leader}, which speaks to the sidecar for this node,"
         self._timeout = timeout
+        self._look_interval = look_interval
         try:
             welcome = line.receive(timeout)
         except OSError as error:
@@ -56,7 +59,10 @@ class Follower:
         self._orderly = True  # nothing was in flight at the end
         self._waiting: collections.deque[_Bucket] = collections.deque()
         self._heard = time.monotonic()
-        self._taken = 0  # results so far; used by the thread only
+        # used by the thread only
+        self._taken = 0  # results so far
+        self._progress = self._heard  # the last result
+        self._reported = -1  # the last bucket for which the leader knows that this worker waits
         self._thread = threading.Thread(target=self._run, name="thw-follower", daemon=True)
         self._thread.start()
 
@@ -100,8 +106,11 @@ class Follower:
 
     def _run(self) -> None:
         try:
-            while self._follow(self._hear()):
-                pass
+            try:
+                while self._follow(self._hear()):
+                    pass
+            except CollectiveError as error:
+                self._fail(self._cause() or str(error))
         except OSError:
             self._fail(f"{self._leader} is gone")
         except Exception as error:  # noqa: BLE001 - whatever it is, backward() must hear of it
@@ -112,20 +121,43 @@ class Follower:
         self._line.hang_up()
         self._sums.end(self._orderly)
 
+    def _cause(self) -> str:
+        """Returns the cause of a collective's error, if it is in the leader's last words. Raises
+        OSError when the leader is gone.
+        """
+        deadline = time.monotonic() + min(CAUSE_SECONDS, self._timeout / SILENCES)
+        while words := self._line.receive(max(deadline - time.monotonic(), 0)):
+            if words["kind"] == "failed":
+                return str(words["reason"])
+        return ""
+
     def _hear(self) -> Words:
         """Returns the leader's next message; the leader is never silent for long while a result is
         pending.
         """
         while True:
-            words = self._line.receive(self._timeout / SILENCES)
+            words = self._line.receive(self._look_interval)
             now = time.monotonic()
             with self._lock:
                 if words is not None:
                     self._heard = now
-                    return words
-                since = max(self._heard, self._waiting[0].since) if self._waiting else now
+                begun = self._waiting[0].since if self._waiting else None
+            if begun is not None and (words is None or words["kind"] == "working"):
+                self._report(now - max(begun, self._progress))
+            if words is not None:
+                return words
+            since = now if begun is None else max(self._heard, begun)
             if now - since > self._timeout:
                 raise RuntimeError(f"{self._leader} has sent nothing for {self._timeout:g} s")
+
+    def _report(self, waited: float) -> None:
+        """Tells the leader, once for each bucket, that this worker waits for the bucket's result:
+        the leader decides who is late.
+        """
+        if self._reported != self._taken:
+            self._reported = self._taken
+            with contextlib.suppress(OSError):  # the leader's last words are still to be heard
+                self._line.send({"kind": "waiting", "bucket": self._taken, "waited": waited})
 
     def _follow(self, words: Words) -> bool:
         """Handles a message; returns False if it is the leader's last."""
@@ -156,9 +188,11 @@ class Follower:
                 self._sums.wait(bucket.work)
                 self._sums.wait(self._sums.spread(bucket.buffer))
                 self._taken += 1
+                self._progress = time.monotonic()
                 bucket.outcome.set_result(bucket.buffer)
-        except RuntimeError as error:
-            _C.set_error(bucket.outcome, str(error))
+        except RuntimeError:
+            with self._lock:
+                self._waiting.appendleft(bucket)  # _fail() completes it
             raise
 
     def _fail(self, reason: str) -> None:

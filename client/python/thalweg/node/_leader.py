@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -15,10 +16,11 @@ from torch._C._distributed_c10d import GradBucket, Work
 
 from thalweg import _C
 from thalweg.node._sums import CollectiveError, NodeSums, Outcome
+from thalweg.node._waits import Waits
 from thalweg.node._words import SILENCES, Line, Words
 
 CLOSED = "thalweg: the session was closed"
-_CAUSE_SECONDS = 1.0  # from a collective's error to a follower's last words, which tell the cause
+CAUSE_SECONDS = 1.0  # from a collective's error to another worker's last words: they tell the cause
 
 
 @dataclass(eq=False)
@@ -30,6 +32,7 @@ class _Bucket:
     work: Work  # the sum, later the broadcast
     # of the sum, then of the session, then of the broadcast
     step: torch.futures.Future[list[torch.Tensor]]
+    since: float
     result: torch.Tensor | None = None
 
 
@@ -45,14 +48,19 @@ class Leader:
         hook: _C.DdpHook,
         sums: NodeSums,
         followers: Mapping[int, Line],
+        *,
+        waits: Waits,
         timeout: float,
+        look_interval: float,
     ) -> None:
         """Starts the thread. `followers` are keyed by their rank in the job."""
         self._session = session
         self._hook = hook
         self._sums = sums
         self._followers = followers
+        self._waits = waits
         self._timeout = timeout
+        self._look_interval = look_interval
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held where a bucket begins, and where this member ends
         self._reason = ""  # why no further bucket is accepted
@@ -63,6 +71,7 @@ class Leader:
         self._reducing: collections.deque[_Bucket] = collections.deque()
         self._spreading: collections.deque[_Bucket] = collections.deque()
         self._spread_so_far = 0
+        self._progress = time.monotonic()  # the last result
         self._told = 0.0
         self._ended = False
         self._tell(
@@ -89,7 +98,7 @@ class Leader:
             self._reason = reason = self._reason or self._leaver
             if not reason:
                 work = self._sums.sum(bucket.buffer())
-                entry = _Bucket(bucket, outcome, work, work.get_future())
+                entry = _Bucket(bucket, outcome, work, work.get_future(), time.monotonic())
                 self._summing.append(entry)
         if reason:
             _C.set_error(outcome, reason)
@@ -120,10 +129,10 @@ class Leader:
             self._threads[0].join(self._timeout)
 
     def _run(self) -> None:
-        interval = self._timeout / SILENCES
+        looked = time.monotonic()
         while not self._ended:
             try:
-                self._events.get(timeout=interval)()
+                self._events.get(timeout=self._look_interval)()
             except queue.Empty:
                 pass
             except CollectiveError as error:
@@ -132,12 +141,34 @@ class Leader:
                 self._fail(str(error))
             # Followers that wait for a result interpret silence as the leader's end. They may have
             # begun a step that this worker will come to much later.
-            if time.monotonic() - self._told >= interval:
+            now = time.monotonic()
+            if now - self._told >= self._timeout / SILENCES:
                 self._tell({"kind": "working"})
+            if now - looked >= self._look_interval:
+                looked = now
+                self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Fails if the session has failed while nothing waits for it, or if a worker, perhaps this
+        one, is late: no event tells either.
+        """
+        if self._ended or self._spreading:
+            return
+        # Buckets that are with the session tell of its failure themselves.
+        reason = "" if self._reducing else self._why_session_failed()
+        if waiting := self._reducing or self._summing:
+            since = max(waiting[0].since, self._progress)
+            self._waits.note(self._waits.leader, self._spread_so_far, since)
+        if reason := reason or self._waits.late(self._spread_so_far, now):
+            self._fail(reason)
+
+    def _why_session_failed(self) -> str:
+        status = self._session.status()
+        return f"thalweg: {status}" if status else ""
 
     def _fail_by(self, error: CollectiveError) -> None:
         """Fails for the cause of a collective's error: a listener may still have to tell it."""
-        deadline = time.monotonic() + min(_CAUSE_SECONDS, self._timeout / SILENCES)
+        deadline = time.monotonic() + min(CAUSE_SECONDS, self._timeout / SILENCES)
         while not self._ended and not self._leaver:
             try:
                 self._events.get(timeout=max(deadline - time.monotonic(), 0))()
@@ -148,7 +179,7 @@ class Leader:
             except Exception as cause:  # noqa: BLE001 - as above
                 self._fail(str(cause))
         if not self._ended:
-            self._fail(self._leaver or str(error))
+            self._fail(self._leaver or self._why_session_failed() or str(error))
 
     def _wake(self, _: object) -> None:
         self._events.put(self._advance)
@@ -182,6 +213,7 @@ class Leader:
             self._tell(words)
             entry.work = self._sums.spread(entry.result)
             self._spread_so_far += 1
+            self._progress = time.monotonic()
         entry.step = entry.work.get_future()
 
     def _complete(self, entry: _Bucket) -> None:
@@ -197,11 +229,13 @@ class Leader:
                 line.send(words)
 
     def _listen(self, rank: int, line: Line) -> None:
-        """Waits for a follower's message: that it leaves, after how many results, or that it has
-        failed.
+        """Waits for a follower's last message, that it leaves, after how many results, or that it
+        has failed; until then it may say for which bucket it waits, and for how long.
         """
         try:
-            words = line.receive()
+            while (words := line.receive()) is not None and words["kind"] == "waiting":
+                since = time.monotonic() - words["waited"]
+                self._events.put(functools.partial(self._waits.note, rank, words["bucket"], since))
         except OSError:
             self._events.put(lambda: self._fail(f"thalweg: rank {rank} is gone"))
             return

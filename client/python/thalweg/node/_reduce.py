@@ -28,6 +28,7 @@ from thalweg.node import _words
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader
 from thalweg.node._sums import NodeSums, Outcome
+from thalweg.node._waits import Waits, look_interval
 
 
 class Node(NamedTuple):
@@ -55,16 +56,26 @@ def join(
     prefix = f"thalweg/{node.job}/node{node.place.node}"
     store = PrefixStore(prefix, _rendezvous.default_store())
     device = parameters[0][1].device if parameters else torch.device("cpu")
+    interval = look_interval(node.timeout, node.step_timeout)
     member: Leader | Follower
     if session is not None:
         lines = _gather_followers(store, node)
         sums = NodeSums(store, node.place, node.world_size, device, node.step_timeout)
         hook = _C.DdpHook(session, parameters)
-        member = Leader(session, hook, sums, lines, node.timeout)
+        waits = Waits(node.place.ranks, node.step_timeout)
+        member = Leader(
+            session,
+            hook,
+            sums,
+            lines,
+            waits=waits,
+            timeout=node.timeout,
+            look_interval=interval,
+        )
     else:
         line = _find_leader(store, node)
         sums = NodeSums(store, node.place, node.world_size, device, node.step_timeout)
-        member = Follower(line, sums, node.place.ranks[0], node.timeout)
+        member = Follower(line, sums, node.place.ranks[0], node.timeout, interval)
     try:
         model.register_comm_hook(_Hooked(member, weakref.ref(model)), node_hook)
     except BaseException:

@@ -65,8 +65,7 @@ class NodeSums:
         # divided by the *mean* number of workers; where all nodes have equally many, that is the
         # mean of its own.
         self._divisor = world_size / place.num_nodes
-        me = place.ranks[place.local_rank]
-        self._others = ", ".join(str(rank) for rank in place.ranks if rank != me)
+        self._ranks = ", ".join(map(str, place.ranks))
         self._device = device
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
@@ -114,7 +113,7 @@ class NodeSums:
             work.wait()
         except RuntimeError as error:
             raise CollectiveError(
-                f"thalweg: a collective with rank {self._others} of this node failed: {error}"
+                f"thalweg: a collective of rank {self._ranks}, a node's workers, failed: {error}"
             ) from error
 
     def on_the_way(self, direction: str) -> AbstractContextManager[object]:
