@@ -320,7 +320,7 @@ class Job {
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
   const JobTrace trace_;
-  SnapshotWriter* const snapshots_;   // null: none are kept
+  SnapshotWriter* const snapshots_;         // null: none are kept
   const std::shared_ptr<const void> held_;  // its snapshots
 
   Mutex taking_ ABSL_ACQUIRED_BEFORE(mutex_);  // while weights are marked for a snapshot
