@@ -73,21 +73,30 @@ def free_running() -> dict[str, list[float]]:
 
 
 class Sums(nn.Module):
-    """Its gradients are what it is called with, in a bucket for each matrix, tall and wide."""
+    """Its gradients are what it is called with, in buckets of few matrices, tall and wide, of two
+    types.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         sizes = (1500, 1733, 1911, 2101, 1650, 1999, 2222, 1810)
         shapes = [(n, 16) if i % 3 else (16, n) for i, n in enumerate(sizes)]
-        self.matrices = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+        types = [torch.bfloat16 if i % 4 == 1 else torch.float32 for i in range(len(sizes))]
+        self.matrices = nn.ParameterList(
+            [
+                nn.Parameter(torch.zeros(shape, dtype=dtype))
+                for shape, dtype in zip(shapes, types, strict=True)
+            ]
+        )
 
     def forward(self, gradient: float) -> torch.Tensor:
-        return torch.stack([(matrix * gradient).sum() for matrix in self.matrices]).sum()
+        return torch.stack([(matrix * gradient).sum().float() for matrix in self.matrices]).sum()
 
 
 @job
 def given_up_in_many_buckets() -> list[float]:
-    """Returns the gradients of steps in which fp16 cannot hold P of some matrices, and Q of others.
+    """Returns the gradients of a step in which fp16 cannot hold P of some matrices and Q of others,
+    after one in which nothing can be compressed.
 
     Chunks are small, so that a part fills its window: nodes that sent in different orders would
     wait for each other.
@@ -97,7 +106,7 @@ def given_up_in_many_buckets() -> list[float]:
         model = DistributedDataParallel(Sums(), bucket_cap_mb=0.001)
         codec = thalweg.PowerSGD(rank=1, start_iter=2, wire="fp16")
         state = thalweg.ddp.attach(model, codec, chunk_bytes=4096)
-        for gradient in (1.0, 1.0, 3000.0, 3000.0):
+        for gradient in (1.0, 1.0, 3072.0, float("nan"), 3072.0, 3072.0):
             model.zero_grad()
             model(gradient).backward()
         means |= {each for p in model.parameters() for each in p.grad.unique().tolist()}

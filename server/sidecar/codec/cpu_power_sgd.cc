@@ -134,7 +134,7 @@ bool CpuPowerSgd::IsPFinite() const {
 
 absl::StatusOr<bool> CpuPowerSgd::ProjectTransposed(FoldPool& pool) {
   const bool is_finite = IsPFinite();
-  if (!is_finite && !DecidesLate()) return false;
+  if (!is_finite && !decides_late_) return false;
   THALWEG_RETURN_IF_ERROR(
       pool.Run(static_cast<uint32_t>(matrices_.size()), [this](uint32_t i) -> absl::Status {
         const Matrix& m = matrices_[i];

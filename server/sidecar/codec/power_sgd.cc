@@ -36,6 +36,7 @@ PowerSgd::PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number,
                    const CodecSpec& spec, std::unique_ptr<DenseCodec> whole)
     : BucketCodec(std::move(tensors), place),
       spec_(WithWire(spec, WireOf(spec.wire, tensors_.layout().dtype))),
+      decides_late_(spec.wire == DType::kFloat16),
       number_(number),
       whole_(std::move(whole)) {}
 
@@ -172,19 +173,19 @@ absl::StatusOr<Part*> PowerSgd::Begin(FoldPool& pool, Gradient& gradient) {
 }
 
 bool PowerSgd::MayFollow(const Part& part) const {
-  return &part == first_.get() || (&part == second_.get() && DecidesLate());
+  return &part == first_.get() || (&part == second_.get() && decides_late_);
 }
 
 absl::StatusOr<Part*> PowerSgd::Next(FoldPool& pool, Gradient& gradient) {
   switch (step_) {
     case Step::kFirst: {
       THALWEG_ASSIGN_OR_RETURN(is_p_finite_, ProjectTransposed(pool));
-      step_ = is_p_finite_ || DecidesLate() ? Step::kSecond : Step::kWhole;
+      step_ = is_p_finite_ || decides_late_ ? Step::kSecond : Step::kWhole;
       if (step_ == Step::kSecond) return second_.get();
       return whole_->Begin(pool, gradient);
     }
     case Step::kSecond: {
-      if (DecidesLate()) {
+      if (decides_late_) {
         bool is_finite = is_p_finite_;
         if (is_finite) {
           THALWEG_ASSIGN_OR_RETURN(is_finite, IsQFinite());

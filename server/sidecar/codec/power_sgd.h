@@ -83,17 +83,13 @@ class PowerSgd : public BucketCodec {
   static bool AreFinite(std::span<const float> values);
   // Keeps `factor` for the next round, or nothing if it is not finite.
   static void KeepFactor(const Matrix& matrix, std::span<const float> factor);
-  // Q of a tall matrix has larger elements than the matrix and P have: whether fp16 can have it is
-  // known when it has come. To give up is always decided there, so that what is sent whole has one
-  // order on all nodes: that of the second parts.
-  bool DecidesLate() const { return spec_.wire == DType::kFloat16; }
   // Returns whether the second part's round is one whose loss is measured.
   bool IsSampled() const { return second_->round % kSampleEvery == 1; }  // rounds count from 1
 
   // The steps of a round: what the first part sends; what the second one sends, and whether all of
-  // the mean P is finite, without which it is sent only where DecidesLate; whether all of the mean
-  // Q is; the result, and how many of the matrices' elements in it are not finite; or, instead of
-  // that, giving up: residual and factor become what they were before the round.
+  // the mean P is finite, without which it is sent only where decides_late_; whether all of the
+  // mean Q is; the result, and how many of the matrices' elements in it are not finite; or, instead
+  // of that, giving up: residual and factor become what they were before the round.
   virtual absl::Status Project(FoldPool& pool, Gradient& gradient) = 0;
   virtual absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) = 0;
   virtual absl::StatusOr<bool> IsQFinite() = 0;
@@ -104,7 +100,11 @@ class PowerSgd : public BucketCodec {
                                                                    Gradient& gradient) = 0;
   virtual absl::Status DecodeFactors(const Part& part, const RoundResult& received) = 0;
 
-  const CodecSpec spec_;
+  const CodecSpec spec_;  // with the wire of this bucket
+  // Q of a tall matrix has larger elements than the matrix and P have: whether fp16 can have it is
+  // known when it has come. Where the codec's buckets may have that wire, all of them decide there
+  // to give up, so that what is sent whole has one order on all nodes: that of the second parts.
+  const bool decides_late_;
   std::vector<Matrix> matrices_;
   std::vector<Plain> plains_;
   std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain tensors

@@ -189,7 +189,7 @@ absl::StatusOr<bool> CudaPowerSgd::IsQFinite() {
 
 absl::StatusOr<uint64_t> CudaPowerSgd::Reconstruct(FoldPool& /*pool*/) {
   THALWEG_RETURN_IF_ERROR(lane().Bind());
-  if (spec_.wire != DType::kFloat16) {  // IsQFinite has done it
+  if (!decides_late_) {  // IsQFinite has done it
     THALWEG_RETURN_IF_ERROR(second_factors_.QueueMean());
   }
   THALWEG_RETURN_IF_ERROR(QueueResult());

@@ -120,6 +120,23 @@ TEST_F(CudaPowerSgdRoundsTest, BucketsOfHalfTypesGetTheSameBits) {
   }
 }
 
+// Nodes would send what is whole in different orders, if only some buckets of a codec decided late.
+TEST_F(CudaPowerSgdRoundsTest, BucketsOfAllTypesDecideToGiveUpAtOnePoint) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const bool is_late : {false, true}) {
+      PowerSgdPair pair(gpus_, device_, {dtype, kLayout.tensors}, kAll,
+                        Spec(is_late ? ",wire=fp16" : ",wire=bf16"), 1, states_);
+      states_ = {};
+      for (BucketCodec* codec : {static_cast<BucketCodec*>(&pair.gpu_codec()),
+                                 static_cast<BucketCodec*>(&pair.cpu_codec())}) {
+        EXPECT_TRUE(codec->MayFollow(*codec->FindPart(4)));
+        EXPECT_EQ(codec->MayFollow(*codec->FindPart(5)), is_late) << Name(dtype);
+        EXPECT_FALSE(codec->MayFollow(*codec->FindPart(6)));
+      }
+    }
+  }
+}
+
 TEST_F(CudaPowerSgdRoundsTest, WhatIsTooLargeForTheBucketsTypeIsCountedAsOnANodeWithoutGpus) {
   const BucketLayout layout{DType::kFloat16, kLayout.tensors};
   PowerSgdPair pair(gpus_, device_, layout, kAll, Spec(), 1, states_);
