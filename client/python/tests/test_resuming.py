@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn, optim
 
 from thalweg import amp
 from thalweg._attach import _codec_states, _resuming
 from thalweg._attach._state import State
+from thalweg._job import _collectives
 from thalweg.optim import FusedLAMB
 
 RIDING = {"codec": "powersgd:rank=4", "shared": b"bytes"}
@@ -214,3 +216,18 @@ def test_checkpoint_of_a_job_that_fails_before_any_other_has_the_counts_that_wer
     riding = {"codec": "powersgd:rank=4", "shared": counts(3)}
     assert state.ride_on(riding | {"parameters": [0]}, None) == ""
     assert state.riding() == riding
+
+
+def test_first_step_waits_no_longer_for_workers_of_a_node_that_is_lost(monkeypatch):
+    lost = []
+
+    def wait_in_vain(value, meeting):
+        assert not lost, "it waits again"
+        lost.append("node 1 (gpu-b)")
+        raise TimeoutError("thalweg: rank 1 has not come to the first training step within 30 s")
+
+    monkeypatch.setattr(_collectives, "gather", wait_in_vain)
+    state = SimpleNamespace(job="job-1", status=lambda: None, lost_nodes=lambda: lost)
+    meeting = _collectives.Meeting(None, "group", 0, 2, 30.0)
+    with pytest.raises(TimeoutError, match=r"goes on without node 1 \(gpu-b\)"):
+        _resuming._gather(("", ""), meeting, 1800.0, state)

@@ -112,7 +112,8 @@ def _gather(
     value: tuple[str, str], meeting: Meeting, late: float, state: State
 ) -> list[tuple[str, str]]:
     """Returns the values of all workers, of which one may be so many seconds late. Raises
-    TimeoutError if it is later, and RuntimeError where the job has ended meanwhile.
+    TimeoutError if it is later or its node is lost, and RuntimeError where the job
+    has ended meanwhile.
     """
     from thalweg._job import _collectives
 
@@ -125,6 +126,8 @@ def _gather(
             why = str(error).removeprefix("thalweg: ")
             if (ended := state.status()) is not None:
                 raise RuntimeError(f"thalweg: {ended}") from error
+            if lost := state.lost_nodes():
+                raise TimeoutError(f"{why}; the job goes on without {lost[0]}") from error
             if time.monotonic() >= last:
                 raise TimeoutError(f"{why}, nor within {bound}") from error
             if not has_warned:
