@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from thalweg._attach._notes import Notes
 from thalweg._attach._residual_files import ResidualFiles
 from thalweg._attach._residuals import ResidualKeeper
 
@@ -45,7 +46,7 @@ class Node:
         self.asked = 0
         self.keeper = ResidualKeeper(
             ResidualFiles(str(folder), number),
-            store,
+            Notes(store, job, timeout=30.0, lost=list, status=lambda: None),
             job=job,
             node=number,
             nodes=nodes,

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Store
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg._attach import _codec_states
+from thalweg._attach._notes import Notes
 from thalweg._attach._residual_files import ResidualFiles
 from thalweg._job import _rendezvous
 
@@ -42,7 +42,7 @@ class ResidualKeeper:
     def __init__(
         self,
         files: ResidualFiles,
-        shared: Store | None,
+        notes: Notes | None,
         *,
         job: str,
         node: int,
@@ -50,10 +50,9 @@ class ResidualKeeper:
         whole: Callable[[], bytes],
     ) -> None:
         self.files = files
-        self._shared = shared  # None: there is none, or it has failed
+        self._notes = notes  # None: there is no store, or it has failed, or a node is lost
         self._job, self._node, self._nodes = job, node, nodes
         self._whole = whole
-        self._notes = 0  # of rank 0 that were written or seen
         self._kept = 0  # the step of the latest file
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
@@ -141,30 +140,20 @@ class ResidualKeeper:
             self._writer = None
 
     def _tell(self) -> None:
-        if self._shared is None:
-            return
         try:
-            key = self._next_note()
-            self._shared.set(key, "")
-            self._shared.check([key])  # set() does not wait until it is there
-            self._notes += 1
+            if self._notes is not None:
+                self._notes.write()
         except RuntimeError as error:
-            self._shared = None
+            self._notes = None
             self.warn(str(error))
 
     def _is_told(self) -> bool:
-        told = False
         try:
-            while self._shared is not None and self._shared.check([self._next_note()]):
-                self._notes += 1
-                told = True
+            return self._notes is not None and self._notes.are_new()
         except RuntimeError as error:
-            self._shared = None
+            self._notes = None
             self.warn(str(error))
-        return told
-
-    def _next_note(self) -> str:
-        return f"thalweg/residuals/{self._job}/{self._notes}"
+            return False
 
     def warn(self, why: str) -> None:
         """Says once that the node keeps nothing."""
@@ -186,19 +175,26 @@ def keeper_of(
     """Returns the keeper of this node, which looks for notes before each training step of the
     module.
     """
-    assert job.session is not None
-    shared, problem = meeting.shared, ""
+    session = job.session
+    assert session is not None
+    notes, problem = None, ""
     try:
-        shared = shared or _rendezvous.default_store()
+        notes = Notes(
+            meeting.shared or _rendezvous.default_store(),
+            job.name,
+            timeout=meeting.timeout,
+            lost=session.lost_nodes,
+            status=session.status,
+        )
     except RuntimeError as error:
         problem = str(error).removeprefix("thalweg: ")
     keeper = ResidualKeeper(
         ResidualFiles(folder, job.place.node),
-        shared,
+        notes,
         job=job.name,
         node=job.place.node,
         nodes=job.place.num_nodes,
-        whole=job.session.save_codec_state,
+        whole=session.save_codec_state,
     )
     if problem:
         keeper.warn(problem)
