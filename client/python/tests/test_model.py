@@ -58,6 +58,37 @@ def test_parameters_that_torch_averages_by_itself_are_known_by_name():
     ]
 
 
+def module_that(**options):
+    """Returns what is read of a module that can be served, but for these options."""
+    usual = {
+        "_delay_all_reduce_all_params": False,
+        "_use_python_reducer": False,
+        "mixed_precision": None,
+        "_get_ddp_logging_data": dict,
+        "find_unused_parameters": False,
+        "static_graph": False,
+    }
+    return SimpleNamespace(**vars(wrapped(nn.Linear(2, 2))) | usual | options)
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "options"),
+    [
+        (0, {"find_unused_parameters": True}),
+        (1, {}),
+        (1, {"find_unused_parameters": True, "static_graph": True}),
+    ],
+)
+def test_module_whose_backward_needs_no_process_group_may_lose_nodes(min_nodes, options):
+    assert _model.why_not(module_that(**options), min_nodes) == ""
+
+
+def test_module_that_shares_in_each_backward_what_it_used_cannot_lose_nodes():
+    reason = _model.why_not(module_that(find_unused_parameters=True), 1)
+    assert "(THALWEG_MIN_NODES), but with find_unused_parameters=True torch sums" in reason
+    assert "build DistributedDataParallel without it" in reason
+
+
 def module_on(*devices):
     named = [
         (f"p{index}", SimpleNamespace(device=torch.device(device)))

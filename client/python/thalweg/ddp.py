@@ -135,7 +135,7 @@ def attach(
         )
         network = Network.from_env()
         config = config._replace(codec=_model.add_exceptions(ddp_model, config.codec))
-        problem = _model.why_not(ddp_model)
+        problem = _model.why_not(ddp_model, config.min_nodes)
         if ddp_model in _states:
             problem = (
                 "thalweg is attached to this module already: build a new DistributedDataParallel"

@@ -136,7 +136,7 @@ def _enlist(module: DistributedDataParallel, *, together: bool) -> None:
     try:
         activation = Activation.from_env()
         timeout, step_timeout = activation.timeout, activation.step_timeout
-        obstacle = _obstacle(module) if activation.codec else ""
+        obstacle = _obstacle(module, activation.min_nodes) if activation.codec else ""
         answer = Answer(codec=activation.codec, obstacle=obstacle)
     except ConfigError as error:
         answer = Answer(error=str(error))
@@ -173,7 +173,7 @@ def _timeout_of(module: DistributedDataParallel) -> float:
     return _process_group.timeout_of(module.process_group, _model.cuda_device(module))
 
 
-def _obstacle(module: DistributedDataParallel) -> str:
+def _obstacle(module: DistributedDataParallel, min_nodes: int) -> str:
     """Why this worker cannot take part with the module; empty if it can."""
     try:
         from thalweg import ddp  # noqa: F401 - ddp: the native part must be loadable
@@ -183,7 +183,7 @@ def _obstacle(module: DistributedDataParallel) -> str:
     sparse = _model.sparse_module(module)
     if sparse:
         return f"the gradients of {sparse} are sparse, which is not supported"
-    return _model.why_not(module)
+    return _model.why_not(module, min_nodes)
 
 
 def _attach(module: DistributedDataParallel, activation: Activation) -> None:

@@ -60,14 +60,21 @@ def hook_of(ddp_model: DistributedDataParallel) -> str:
     return str(ddp_model._get_ddp_logging_data().get("comm_hook", ""))
 
 
-def why_not(ddp_model: DistributedDataParallel) -> str:
-    """Returns why the module cannot be served; empty if it can."""
+def why_not(ddp_model: DistributedDataParallel, min_nodes: int) -> str:
+    """Returns why the module cannot be served; empty if it can. `min_nodes` is that of attach()."""
     if ddp_model._delay_all_reduce_all_params or ddp_model._use_python_reducer:
         return "the module has no reducer in C++ that a communication hook could belong to"
     if ddp_model.mixed_precision is not None:
         return "DistributedDataParallel(mixed_precision=…) is not supported: use torch.autocast"
     if hook_of(ddp_model):
         return "the module has another communication hook: attach() must be the only one"
+    if min_nodes and ddp_model.find_unused_parameters and not ddp_model.static_graph:
+        return (
+            "the job is to go on when a node is lost (THALWEG_MIN_NODES), but with "
+            "find_unused_parameters=True torch sums over the process group which parameters are "
+            "used, in each backward pass: build DistributedDataParallel without it, or with "
+            "static_graph=True if each step uses the same parameters, or leave min_nodes out"
+        )
     for name, parameter in parameters(ddp_model):
         if parameter.dtype not in _DTYPES:
             return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"

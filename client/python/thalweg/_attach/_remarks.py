@@ -28,6 +28,12 @@ def remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, r
             "do not come here: they are in delay_all_reduce_named_params, which torch averages by "
             "itself, uncompressed"
         )
+    if rank == 0 and me.min_nodes and place.num_nodes > 1 and _broadcasts(ddp_model):
+        remarks.append(
+            "each forward pass fails after a node is lost, in spite of THALWEG_MIN_NODES: it "
+            "broadcasts the module's buffers over the process group; build DistributedDataParallel "
+            "with broadcast_buffers=False"
+        )
     if me.residuals and not state.has_residual_files and rank == 0:
         why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
         remarks.append(
@@ -36,3 +42,8 @@ def remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, r
         )
     for text in remarks:
         _log.warning("job %s: %s", state.job, text)
+
+
+def _broadcasts(ddp_model: DistributedDataParallel) -> bool:
+    """Returns whether torch sends the module's buffers from rank 0 to the others."""
+    return bool(ddp_model.broadcast_buffers and ddp_model.modules_buffers)

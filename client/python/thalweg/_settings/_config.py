@@ -167,6 +167,7 @@ class Activation(NamedTuple):
     remarks: tuple[str, ...]  # explanations of their combination, and of those without effect
     fused_optimizer: str  # NAME=value if fused optimizers are requested
     log_level: int  # level of Python's logging
+    min_nodes: int  # with which the job goes on when others are lost; 0: all
     timeout: float
     step_timeout: float  # 0: the process group's
 
@@ -186,6 +187,7 @@ class Activation(NamedTuple):
             remarks=remarks,
             fused_optimizer="".join(assignments([_FUSED] if _FUSED in on else [], env)),
             log_level=log_level(env),
+            min_nodes=check_count(*look_up("THALWEG_MIN_NODES", env)),
             timeout=check_timeout(*look_up("THALWEG_TIMEOUT", env)),
             step_timeout=check_step_timeout(*look_up("THALWEG_STEP_TIMEOUT", env)),
         )

@@ -168,7 +168,7 @@ def _why_not(module: DistributedDataParallel, activation: Activation) -> str:
         return "its process group has one worker, which has nothing to average"
     if not activation.codec:
         return "neither variables nor the script ask for it"
-    return _model.why_not(module) or (
+    return _model.why_not(module, activation.min_nodes) or (
         "no forward pass in training mode has gone through it: does the script call model.module, "
         "or leave the module in eval()?"
     )
