@@ -1,8 +1,9 @@
-"""Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`.
+"""Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`, and modules that
+cannot lose any: `lost_node_jobs.py modules OUT`.
 
-It goes on until a node has been lost for some steps, and writes over how many workers each step's
-gradient was the mean, what it was told of that before which step, which nodes were lost, the
-longest step in seconds, and the weights at the end.
+The training goes on until a node has been lost for some steps, and writes over how many workers
+each step's gradient was the mean, what it was told of that before which step, which nodes were
+lost, the longest step in seconds, and the weights at the end.
 """
 
 import json
@@ -61,7 +62,8 @@ def await_shards() -> None:
 def train() -> dict[str, object]:
     model = build()
     ddp = DistributedDataParallel(model)
-    state = thalweg.ddp.attach(ddp, codec="fp32", min_nodes=int(os.environ["NODES_LEFT"]))
+    codec = os.environ.get("CODEC", "fp32")
+    state = thalweg.ddp.attach(ddp, codec=codec, min_nodes=int(os.environ["NODES_LEFT"]))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
     random = batches(dist.get_rank())
     workers, longest, last = [], 0.0, time.monotonic()
@@ -83,10 +85,37 @@ def train() -> dict[str, object]:
     return {"workers": workers, "told": told, "lost": lost, "longest": longest, "weights": weights}
 
 
+def modules() -> dict[str, object]:
+    """Attaches modules that use the process group in each step, or do not. The environment asks for
+    Thalweg.
+    """
+    unused = DistributedDataParallel(build(), find_unused_parameters=True)
+    unused(torch.ones(BATCH, FEATURES)).square().mean().backward()
+    taken = thalweg.ddp.state_of(unused) is not None
+    try:
+        thalweg.ddp.attach(unused)
+    except ValueError as error:
+        problem = str(error)
+    static = DistributedDataParallel(build(), find_unused_parameters=True, static_graph=True)
+    norms = [torch.nn.BatchNorm1d(FEATURES) for _ in range(2)]
+    states = [
+        thalweg.ddp.attach(module)
+        for module in (
+            static,
+            DistributedDataParallel(norms[0]),
+            DistributedDataParallel(norms[1], broadcast_buffers=False),
+        )
+    ]
+    jobs = [state.job for state in states]
+    dist.barrier()  # otherwise who leaves first is lost
+    return {"taken": taken, "problem": problem, "jobs": jobs}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    Path(sys.argv[2]).write_text(json.dumps(train()), encoding="utf-8")
+    result = {"train": train, "modules": modules}[sys.argv[1]]()
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
     # The group has lost a process, so that it cannot be taken apart together.
     sys.stdout.flush()
     os._exit(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import lost_node_jobs
@@ -26,14 +28,14 @@ def begin(cluster, tmp_path, nodes_left, env=None):
     return job
 
 
-def lose(cluster, job, what):
+def lose(cluster, job, what, node=LOST):
     """Kills a node's worker, and with it its sidecar if it is the whole node."""
     if what == "node":
-        cluster.sidecars[LOST].process.kill()
-    job.workers[LOST].process.kill()
+        cluster.sidecars[node].process.kill()
+    job.workers[node].process.kill()
     if what == "node":
-        cluster.sidecars[LOST].process.wait()
-        for file in cluster.folder.glob(f"s{LOST}.sock*"):
+        cluster.sidecars[node].process.wait()
+        for file in cluster.folder.glob(f"s{node}.sock*"):
             file.unlink()
 
 
@@ -81,6 +83,25 @@ def test_gradients_are_the_mean_over_the_nodes_that_are_left(what, tmp_path):
     )
 
 
+def test_nodes_that_keep_residuals_in_files_go_on_when_the_machine_of_rank_0_falls_silent(tmp_path):
+    env = {"CODEC": "int8", "THALWEG_RESIDUALS": str(tmp_path / "residuals")}
+    with servers(shards=1) as cluster:
+        job = begin(cluster, tmp_path, NODES - 1, env)
+        for process in (cluster.sidecars[0].process, job.workers[0].process):
+            os.kill(process.pid, signal.SIGSTOP)
+        left = job.workers[1:]
+        try:
+            job.until("the others end", lambda: all(w.process.poll() is not None for w in left))
+        finally:
+            lose(cluster, job, "node", 0)
+        job.wait()
+    for worker in left:
+        assert worker.code == 0, job.output
+        [said] = [line for line in worker.output.splitlines() if "does not keep what it" in line]
+        assert "the job goes on without node 0 (" in said
+    assert left[0].result["weights"] == left[1].result["weights"]
+
+
 def test_job_that_has_too_few_nodes_left_fails_with_the_reason(tmp_path):
     with servers(shards=1) as cluster:
         job = begin(cluster, tmp_path, NODES)
@@ -98,3 +119,22 @@ def test_nodes_that_are_to_host_shards_cannot_be_lost(tmp_path):
         for worker in job.wait():
             assert worker.code != 0
         assert "(THALWEG_MIN_NODES): leave one of them out" in job.output
+
+
+def test_modules_that_use_the_process_group_in_each_step_are_refused_or_warned_about(tmp_path):
+    env = {"THALWEG_CODEC": "fp32", "THALWEG_MIN_NODES": "1"}
+    with servers(nodes=2, shards=1) as cluster:
+        sidecars = [sidecar.address for sidecar in cluster.sidecars]
+        job = Job("modules", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        results = job.results()
+    for result in results:
+        assert not result["taken"]
+        assert "(THALWEG_MIN_NODES), but with find_unused_parameters=True" in result["problem"]
+    norm = results[0]["jobs"][1]
+    said = [worker.output.splitlines() for worker in job.workers]
+    stays = [[line for line in lines if "stays with torch's allreduce" in line] for lines in said]
+    assert [len(lines) for lines in stays] == [1, 0]
+    assert "find_unused_parameters=True" in stays[0][0]
+    warned = [[line for line in lines if "broadcast_buffers=False" in line] for lines in said]
+    assert [len(lines) for lines in warned] == [1, 0]
+    assert f"job {norm}: " in warned[0][0]
