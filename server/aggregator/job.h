@@ -222,6 +222,7 @@ class Job {
   absl::Status NoWeights(const RoundId& id) const;
   // These are in job_snapshots.cc.
   absl::Status CheckSnapshots() const;
+  // Reserves memory for copies of weights, once; from then on the job may have snapshots.
   absl::Status HaveSnapshotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeSnapshot(const SnapshotCall& call);
   absl::Status RestoreSnapshot(const SnapshotId& id);
@@ -321,7 +322,7 @@ class Job {
   DeliveryTally delivered_;
   const JobTrace trace_;
   SnapshotWriter* const snapshots_;         // null: none are kept
-  const std::shared_ptr<const void> held_;  // its snapshots
+  const std::shared_ptr<const void> held_;  // keeps its snapshots
 
   Mutex taking_ ABSL_ACQUIRED_BEFORE(mutex_);  // while weights are marked for a snapshot
   Mutex mutex_;

@@ -55,6 +55,14 @@ class Training {
   uint64_t round_ = 0;
 };
 
+// Leaves the snapshot of step 0 of a job that has vanished.
+void TakeOne(SnapshotsForTest& snapshots) {
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Write(10).ok());
+  ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
+  snapshots.Await(kIdentity);
+}
+
 TEST(JobSnapshotsTest, SnapshotHasTheWeightsOfItsStepThoughUpdatesGoOn) {
   SnapshotsForTest snapshots;
   Training training(&snapshots.writer());
@@ -126,12 +134,7 @@ TEST(JobSnapshotsTest, SnapshotOfOtherWeightsIsRefusedByName) {
 
 TEST(JobSnapshotsTest, SnapshotOfBucketsThatTheJobHasNotIsNotRead) {
   SnapshotsForTest snapshots;
-  {
-    Training training(&snapshots.writer());
-    ASSERT_TRUE(training.Write(10).ok());
-    ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
-    snapshots.Await(kIdentity);
-  }
+  ASSERT_NO_FATAL_FAILURE(TakeOne(snapshots));
   for (const auto& entry : std::filesystem::recursive_directory_iterator(snapshots.path())) {
     if (entry.path().extension() != ".snapshot") continue;
     std::filesystem::resize_file(entry, entry.file_size() - 1);  // whoever reads it finds that
@@ -175,12 +178,7 @@ TEST(JobSnapshotsTest, JobThatEndsWellLeavesNoSnapshotsAndOneThatFailsDoes) {
 
 TEST(JobSnapshotsTest, JobThatWentBackToASnapshotAndEndsWellLeavesNone) {
   SnapshotsForTest snapshots;
-  {
-    Training training(&snapshots.writer());
-    ASSERT_TRUE(training.Write(10).ok());
-    ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
-    snapshots.Await(kIdentity);
-  }
+  ASSERT_NO_FATAL_FAILURE(TakeOne(snapshots));
   Training training(&snapshots.writer());
   ASSERT_TRUE(training.Call(Action::kRestore, {0, 0}).ok());
   training.test().job().RemoveMember(0, absl::OkStatus());

@@ -118,3 +118,15 @@ def many_at_once() -> None:
         work.wait()
         assert tensor.eq(number * dist.get_world_size()).all()
     assert len(list(Path("/proc/self/fd").iterdir())) < before + 50
+
+
+@check
+def exchange_in_place() -> None:
+    """Gives what the memory had at the call, also in parts that take their time."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    elements = 1 << 20
+    tensor = (10 * rank + torch.arange(world)).repeat_interleave(elements)
+    dist.all_to_all_single(tensor, tensor)
+    got = tensor.view(world, elements)
+    same(got.amin(1), [10 * other + rank for other in range(world)])
+    same(got.amax(1), [10 * other + rank for other in range(world)])

@@ -32,6 +32,9 @@ def sparse_tensors() -> None:
     same(whole.to_dense(), np.eye(4) * dist.get_world_size())
     error = outcome(lambda: dist.all_reduce(sparse(0), dist.ReduceOp.MAX))
     assert "allreduce of sparse tensors with MAX is not supported" in error, error
+    dtype = torch.float64 if dist.get_rank() == 0 else torch.int64
+    error = outcome(lambda: dist.all_reduce(torch.eye(4, dtype=dtype).to_sparse()))
+    assert "or another type" in error, error
 
 
 @check

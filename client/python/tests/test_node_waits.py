@@ -114,29 +114,20 @@ def test_reason_of_a_failed_session_reaches_followers_before_their_leader_comes(
             assert member.status() == f"thalweg: {FAILED}"
 
 
-def test_leader_that_does_not_come_is_named_to_all(monkeypatch):
+@pytest.mark.parametrize(("came", "late"), [([1, 2], 0), ([0, 1], 2)], ids=["leader", "follower"])
+def test_worker_that_does_not_come_is_named_to_all(came, late, monkeypatch):
     with node(3, step_timeout=OFTEN) as made:
         looks = Looks(made, monkeypatch)
-        futures = submit(made, [1, 2])
-        looks.await_waits_of({1, 2})
+        futures = submit(made, came)
+        looks.await_waits_of(set(came))
         looks.end_patience()
         reasons = [told(future) for future in futures]
-        reasons.append(told(submit(made, [0])[0]))
-        assert "rank 0 did not hand over a gradient, for which rank 1, 2 of the" in reasons[0]
+        reasons.append(told(submit(made, [late])[0]))
+        others = ", ".join(map(str, came))
+        named = f"rank {late} did not hand over a gradient, for which rank {others} of the"
+        assert named in reasons[0]
         assert reasons == reasons[:1] * 3
         assert made.session.closed.is_set()
-
-
-def test_follower_that_does_not_come_is_named_to_all(monkeypatch):
-    with node(3, step_timeout=OFTEN) as made:
-        looks = Looks(made, monkeypatch)
-        futures = submit(made, [0, 1])
-        looks.await_waits_of({0, 1})
-        looks.end_patience()
-        reasons = [told(future) for future in futures]
-        reasons.append(told(submit(made, [2])[0]))
-        assert "rank 2 did not hand over a gradient, for which rank 0, 1 of the" in reasons[0]
-        assert reasons == reasons[:1] * 3
 
 
 def test_worker_that_came_is_not_late_however_long_the_session_takes(monkeypatch):

@@ -53,7 +53,7 @@ def _makes_state(optimizer: Optimizer) -> bool:
     if any(_may_change(group.get("lr")) for group in optimizer.param_groups):
         return False
     trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    # Of other kinds of gradients, workers have other parts, and would not agree.
+    # Workers have different parts of other kinds of gradients, so they would not agree.
     return all(type(p.grad) is Tensor and not p.grad.any() for p in trained)
 
 

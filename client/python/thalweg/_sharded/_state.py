@@ -18,7 +18,7 @@ _log = logging.getLogger("thalweg")
 
 
 class Size(NamedTuple):
-    """Of how many workers a job is, and how they lie on nodes."""
+    """Says how many workers a job has, and how they lie on nodes."""
 
     text: str  # the same on all ranks
     formerly: str  # what states of earlier versions have in its place

@@ -38,7 +38,7 @@ class ShownState(defaultdict[Tensor, Any]):
 
     copy = __copy__
 
-    # Those of defaultdict call the class, which takes other arguments.
+    # defaultdict copies itself by calling its class, which takes other arguments here.
     def __or__(self, other: Any) -> Any:  # noqa: ANN401
         return self.copy() | other
 
