@@ -5,7 +5,7 @@ and docs/parameter-server.md say how. One worker is on each of two nodes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -57,22 +57,30 @@ class Int8:
         return result
 
 
-class SparseMean:
-    """Workers send their largest changes, rounded to one of two magnitudes, to each other."""
+class _Own:
+    """Workers send a part of their changes to each other, and keep the rest."""
 
-    def __init__(self, ratio: float, feedback: float) -> None:
-        self._ratio, self._feedback = ratio, feedback
-        self._held: dict[tuple[str, int], Tensor] = {}
+    def __init__(self) -> None:
+        self.rests: list[Tensor] = []  # of the last mean, by worker
 
     def __call__(self, name: str, changes: Sequence[Tensor]) -> Tensor:
-        first, *others = (self._send(name, rank, one) for rank, one in enumerate(changes))
+        sent = [self._send(name, change) for change in changes]
+        self.rests = [change - one for change, one in zip(changes, sent, strict=True)]
+        first, *others = sent
         for other in others:
             first = first + other
         return first / len(changes)
 
-    def _send(self, name: str, rank: int, change: Tensor) -> Tensor:
-        held = self._held.get((name, rank), torch.zeros_like(change))
-        whole = (change + self._feedback * held).flatten()
+
+class SparseMean(_Own):
+    """Workers send their largest changes, rounded to one of two magnitudes."""
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self._ratio = ratio
+
+    def _send(self, name: str, change: Tensor) -> Tensor:
+        whole = change.flatten()
         count = math.ceil(self._ratio * whole.numel())
         smallest = whole.abs().sort(descending=True).values[count - 1]
         is_sent = whole.abs() >= smallest
@@ -84,5 +92,32 @@ class SparseMean:
         nearest = torch.where(magnitudes > torch.stack([low, high]).mean(), high, low)
         sent = torch.zeros_like(whole)
         sent[is_sent] = whole[is_sent].sign() * nearest
-        self._held[name, rank] = (whole - sent).view_as(change)
         return sent.view_as(change)
+
+
+class SignMean(_Own):
+    """Workers send some of the rows in turn, as signs and a mean magnitude. `rows` has how many
+    rows are before each parameter's, and how long they are.
+    """
+
+    def __init__(self, parts: int, rows: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self._parts, self._rows = parts, rows
+        self._turns: dict[str, int] = {}
+
+    def __call__(self, name: str, changes: Sequence[Tensor]) -> Tensor:
+        mean = super().__call__(name, changes)
+        self._turns[name] = self._turns.get(name, 0) + 1
+        return mean
+
+    def _send(self, name: str, change: Tensor) -> Tensor:
+        before, length = self._rows[name]
+        sent = torch.zeros_like(change)
+        turn = self._turns.get(name, 0) % self._parts
+        for number, (row, to) in enumerate(
+            zip(change.flatten().split(length), sent.flatten().split(length), strict=True), before
+        ):
+            if number % self._parts == turn:
+                magnitude = row.abs().mean().bfloat16().float()
+                to.copy_(torch.where(row.signbit(), -magnitude, magnitude))
+        return sent

@@ -43,12 +43,13 @@ class DiLoCo:
     outer: Optimizer
     loss: Callable[[nn.Module, int, int], Tensor]  # of a model, a rank and a step
     step: int = 0
-    pending: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    pending: list[tuple[int, str, list[Tensor]]] = field(default_factory=list)
     last: dict[str, Tensor] = field(default_factory=dict)  # weights as they have come
 
     @torch.no_grad()
     def __post_init__(self) -> None:
         self._mean = self.settings.mean()
+        self._left: dict[str, int] = {}  # the step after which each parameter has left last
         for name, whole in self.whole.named_parameters():
             self.last[name] = whole.to(self.settings.pull, copy=True).float()
             for worker in self.workers:
@@ -65,6 +66,21 @@ class DiLoCo:
             self._exchange()
 
     @torch.no_grad()
+    def finish(self) -> None:
+        """Exchanges what workers have changed since the last time, and then takes the mean of their
+        weights.
+        """
+        self._land(all_=True)
+        names = [name for name, _ in self.whole.named_parameters()]
+        self._update([name for name in names if self._left[name] < self.step])
+        for _, name, targets in self.pending:
+            mean = plain_mean(name, [self.last[name] - target for target in targets])
+            self.whole.get_parameter(name).sub_(mean)
+        for name in names:
+            for worker in self.workers:
+                worker.get_parameter(name).copy_(self.whole.get_parameter(name))
+
+    @torch.no_grad()
     def _exchange(self) -> None:
         every = self.settings.every
         names = [name for name, _ in self.whole.named_parameters()]
@@ -77,6 +93,7 @@ class DiLoCo:
 
     def _update(self, part: Sequence[str]) -> None:
         self.outer.zero_grad()  # who has no gradient stays
+        rests_of: dict[str, list[Tensor]] = {}
         for name in part:
             whole = self.whole.get_parameter(name)
             last = self.last[name]
@@ -85,16 +102,24 @@ class DiLoCo:
                 pairs = zip(self.settings.shares, changes, strict=True)
                 changes = [share * len(self.workers) * change for share, change in pairs]
             whole.grad = self._mean(name, changes)
+            rests = list(getattr(self._mean, "rests", ()))
+            if rests and self.settings.shares:
+                pairs = zip(self.settings.shares, rests, strict=True)
+                rests = [rest / (share * len(self.workers)) for share, rest in pairs]
+            rests_of[name] = rests
         self.outer.step()
         for name in part:
             new = self.whole.get_parameter(name).to(self.settings.pull, copy=True).float()
             self.last[name] = new
-            self.pending.append((self.step + self.settings.delay, name, new))
+            self._left[name] = self.step
+            rests = rests_of[name] or [torch.zeros_like(new)] * len(self.workers)
+            targets = [new - rest for rest in rests]
+            self.pending.append((self.step + self.settings.delay, name, targets))
 
-    def _land(self) -> None:
-        for due, name, new in self.pending:
-            if due == self.step:
-                for worker in self.workers:
+    def _land(self, *, all_: bool = False) -> None:
+        for due, name, targets in self.pending:
+            if all_ or due == self.step:
+                for worker, target in zip(self.workers, targets, strict=True):
                     own = worker.get_parameter(name)
-                    own.copy_(torch.lerp(own, new, 1 - self.settings.mix))
-        self.pending = [each for each in self.pending if each[0] != self.step]
+                    own.copy_(torch.lerp(own, target, 1 - self.settings.mix))
+        self.pending = [] if all_ else [each for each in self.pending if each[0] != self.step]

@@ -54,7 +54,7 @@ def trained() -> dict[str, Any]:
         for scheduler in schedulers:
             scheduler.step()
     names = dict(whole.named_parameters())
-    return {
+    result = {
         "before": before,
         "workers": digest(ours.model),
         "diloco": digest(workers[dist.get_rank()]),
@@ -62,6 +62,12 @@ def trained() -> dict[str, Any]:
             torch.equal(weights, names[name])
             for name, weights in ours.optimizer.full_state_dict().items()
         ),
+    }
+    ours.optimizer.finish()
+    theirs.finish()
+    return result | {
+        "finished": digest(ours.model),
+        "diloco finished": digest(workers[dist.get_rank()]),
     }
 
 

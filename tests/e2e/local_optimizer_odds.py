@@ -32,18 +32,20 @@ def hollow() -> dict[str, Any]:
 
 
 def poisoned() -> dict[str, float]:
-    """Exchanges two of 64 elements of which one is NaN on rank 0; returns how many are counted
-    before and after it.
+    """Exchanges some of 2 x 32 elements, of which one is NaN on rank 0 in the second exchange, in
+    CODEC; returns how many are counted before and after it, and how many there are on rank 1.
     """
-    weight = nn.Parameter(torch.ones(64))
+    weight = nn.Parameter(torch.ones(2, 32))
     inner = torch.optim.SGD([weight], lr=0.5)
-    optimizer = LocalOptimizer(inner, every=1, codec="sparse:0.03125", outer={"name": "sgd"})
+    optimizer = LocalOptimizer(inner, every=1, codec=os.environ["CODEC"], outer={"name": "sgd"})
     counted = []
     for step in range(2):
         optimizer.zero_grad()
-        weight.grad = torch.arange(64.0)
+        weight.grad = torch.arange(64.0).view(2, 32)
         if step == 1 and dist.get_rank() == 0:
-            weight.grad[5] = float("nan")
+            weight.grad[1, 5] = float("nan")
         optimizer.step()
         counted.append(optimizer.stats()["nonfinite_elems"])
-    return {"counted": counted, "arrived": int(weight.isnan().sum())}
+    found = [int(weight.isnan().sum())]
+    dist.broadcast_object_list(found, 1)
+    return {"counted": counted, "arrived": found[0]}

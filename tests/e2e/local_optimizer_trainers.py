@@ -4,18 +4,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from coded_means import Cast, Int8, SparseMean
+from coded_means import Cast, Int8, SignMean, SparseMean
 from diloco import Settings
 from torch import Tensor, nn
 from torch.nn import functional
 
 from thalweg.optim import FusedAdamW
-from thalweg.ps import LocalOptimizer, Sparse
+from thalweg.ps import LocalOptimizer, Signs, Sparse
 
 # How a model with parts of 64 x 100, 100 x 100 and 100 x 10 weights is exchanged: by name, the
 # arguments of LocalOptimizer and what they mean. The largest parameter is the first fragment, and
 # those that follow fill up the second one.
 _HALVES = [["2.weight"], ["0.weight", "0.bias", "2.bias", "3.weight", "3.bias"]]
+# How many rows of its bucket are before each parameter's, and how long these are. A bucket begins
+# with 3.bias, and the largest weights have one of their own, as 0.bias has without fragments.
+_ROWS = {
+    "3.bias": (0, 10),
+    "3.weight": (1, 100),
+    "2.bias": (11, 100),
+    "0.bias": (0, 100),
+    "2.weight": (0, 100),
+    "0.weight": (0, 64),
+}
 CASES: dict[str, tuple[dict[str, Any], Settings]] = {
     "plain": ({}, Settings(5)),
     "fragments": ({"fragments": 2}, Settings(5, (2, 5), _HALVES)),
@@ -43,11 +53,24 @@ CASES: dict[str, tuple[dict[str, Any], Settings]] = {
     "powersgd": ({"codec": "powersgd:rank=2,start=1,min_rate=1"}, Settings(5)),
     "sparse": (
         {"codec": "sparse:0.02", "outer": {"name": "sgd", "lr": 0.7}},
-        Settings(5, mean=lambda: SparseMean(0.02, 0.95)),
+        Settings(5, mean=lambda: SparseMean(0.02)),
     ),
     "sparse delayed": (
-        {"codec": Sparse(0.3, 1.0), "fragments": 2, "delay": 3, "mix": 0.5},
-        Settings(5, (2, 5), _HALVES, delay=3, mix=0.5, mean=lambda: SparseMean(0.3, 1.0)),
+        {"codec": Sparse(0.3), "fragments": 2, "delay": 3, "mix": 0.5},
+        Settings(5, (2, 5), _HALVES, delay=3, mix=0.5, mean=lambda: SparseMean(0.3)),
+    ),
+    "signs": ({"codec": "signs"}, Settings(5, mean=lambda: SignMean(4, _ROWS))),
+    "signs delayed": (
+        {"codec": Signs(3), "fragments": 2, "delay": 3, "mix": 0.5, "weighted": True},
+        Settings(
+            5,
+            (2, 5),
+            _HALVES,
+            delay=3,
+            mix=0.5,
+            shares=(0.25, 0.75),
+            mean=lambda: SignMean(3, _ROWS | {"0.bias": (12, 100)}),
+        ),
     ),
 }
 

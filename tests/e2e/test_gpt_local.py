@@ -8,7 +8,7 @@ import re
 from example_runs import run_example
 
 SMALL = "--steps 60 --look 20 --width 64 --blocks 1 --batch 4 --length 32 --tests 16"
-WAYS = ["ddp", "10", "10:int8:start=0", "10:sparse"]
+WAYS = ["ddp", "10", "10:int8:start=0", "10:sparse", "10:signs"]
 
 
 def test_ways_are_compared_from_the_same_weights_and_their_bytes_are_counted(tmp_path):
@@ -21,10 +21,13 @@ def test_ways_are_compared_from_the_same_weights_and_their_bytes_are_counted(tmp
         assert [point["step"] for point in curve] == [20, 40, 60]
         assert losses[-1] < losses[0] < 5.7  # log 256 is 5.55
         assert re.search(rf"{way} +{losses[-1]:.4f} ", printed), printed
-    sent = {way: curve[-1]["sent"] for way, curve in curves.items()}
+    # The end, which the last one has, is whole.
+    sent = {way: curve[1]["sent"] for way, curve in curves.items()}
     assert sent["10"] == sent["ddp"] / 10
     assert 3.5 < sent["10"] / sent["10:int8:start=0"] < 4
-    assert sent["10"] / sent["10:sparse"] > 97
+    for few in ("10:sparse", "10:signs"):
+        assert sent["10"] / sent[few] > 97
+        assert curves[few][2]["sent"] > sent["10"] / 4 > sent[few]
 
 
 def test_muon_and_adamw_exchange_their_parts_of_the_model(tmp_path):

@@ -16,22 +16,29 @@ run = functools.partial(on_nodes.run, JOBS)
 
 EXACT = ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
 CODED = ["fp16", "bf16", "int8", "int8 delayed", "int8 adam"]
-CODED += ["sparse", "sparse delayed"]
+OWN = ["sparse", "sparse delayed", "signs", "signs delayed"]
 
 
-@pytest.mark.parametrize("case", EXACT + CODED)
+@pytest.mark.parametrize("case", EXACT + CODED + OWN)
 def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
     for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
         assert result["workers"] == result["diloco"] != result["before"]
         assert result["whole"]
 
 
-@pytest.mark.parametrize("case", ["streaming", "sparse delayed"])
+@pytest.mark.parametrize("case", ["streaming", "sparse delayed", "signs delayed"])
 @pytest.mark.parametrize(("nodes", "shards"), [((2,), 0), ((1, 1), 2)])
 def test_bits_are_the_same_wherever_workers_and_shards_are(nodes, shards, case, tmp_path):
     for result in run("trained", tmp_path, nodes, shards, CASE=case):
         assert result["workers"] == result["diloco"] != result["before"]
         assert result["whole"]
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_finish_sends_what_workers_have_kept_so_that_all_have_the_same(case, tmp_path):
+    first, second = run("trained", tmp_path, (1, 1), 0, CASE=case)
+    assert first["workers"] != second["workers"]  # each has what it has not sent
+    assert first["finished"] == second["finished"] == first["diloco finished"]
 
 
 # Rounding: a step rounds a weight, which is at most 1, by half a unit in the last place, and so do
@@ -104,7 +111,7 @@ def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
     "case",
     [
         *("plain", "streaming", "weighted", "adam", "int8 adam", "int8 delayed"),
-        *("sparse delayed", "powersgd"),
+        *("sparse delayed", "signs delayed", "powersgd"),
     ],
 )
 def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
@@ -114,7 +121,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_
     assert results[0]["whole"] == results[1]["whole"]
 
 
-@pytest.mark.parametrize("case", ["streaming", "int8 delayed", "sparse delayed", "powersgd"])
+@pytest.mark.parametrize("case", ["streaming", "int8 delayed", "signs delayed", "powersgd"])
 def test_all_workers_may_go_on_from_rank_0s_checkpoint(case, tmp_path):
     env = {"CASE": case, "FIRST": "model", "WHOSE": "rank 0's"}
     first, second = run("resumed", tmp_path, (1, 1), 0, **env)
@@ -132,7 +139,9 @@ def test_nodes_that_had_no_codec_of_their_own_go_on_counting_with_rank_0(tmp_pat
     assert [log.count("it was saved by nobody, and this is") for log in logs] == [0, 1]
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8:start=0", "powersgd:start=0", "sparse:1"])
+@pytest.mark.parametrize(
+    "codec", ["fp32", "int8:start=0", "powersgd:start=0", "sparse:1", "signs:1"]
+)
 def test_parameters_without_elements_are_left_alone(codec, tmp_path):
     # A step makes half of 1, and 1, the mean of which is 3/4. Nesterov's goes 1.9 times as far.
     for result in run("hollow", tmp_path, (1, 1), 0, CODEC=codec):
@@ -141,9 +150,10 @@ def test_parameters_without_elements_are_left_alone(codec, tmp_path):
         assert result["exchanges"] == 4
 
 
-def test_sparse_changes_that_are_not_finite_are_counted(tmp_path):
-    for result in run("poisoned", tmp_path, (1, 1), 0):
-        assert result == {"counted": [0, 2], "arrived": 2}
+@pytest.mark.parametrize(("codec", "arrived"), [("sparse:0.03125", 2), ("signs:2", 32)])
+def test_changes_that_are_not_finite_are_counted_where_they_arrive(codec, arrived, tmp_path):
+    for result in run("poisoned", tmp_path, (1, 1), 0, CODEC=codec):
+        assert result == {"counted": [0, arrived], "arrived": arrived}
 
 
 def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
@@ -155,13 +165,16 @@ def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path)
 
 # All nodes together send fp32 changes to n - 1 shards, and get as many weights. int8 has a scale of
 # 4 bytes for 256 elements, and small tensors are in fp16. Of sparse changes, 1 of 50 is sent to
-# n - 1 nodes by each, with 2 bits of value and between 5 and 8 of place.
+# n - 1 nodes by each, with 2 bits of value and between 5 and 8 of place; of signs, a row of four,
+# with 16 bits for 1000 elements.
 FEWER = [
     ((1, 1), "fp16", 4 / 3, 4 / 3),  # weights come in fp32
     ((1, 1), "int8:start=0", 3.9, 4),
     ((1, 1), "sparse:0.02", 4 * 8 * 50 / 10, 4 * 8 * 50 / 7),
+    ((1, 1), "signs", 32 * 4 / 1.05, 32 * 4),
     ((1, 1, 1), "int8:start=0", 3.9, 4),
     ((1, 1, 1), "sparse:0.02", 4 * 8 * 50 / 10 * 2 / 3, 4 * 8 * 50 / 7 * 2 / 3),
+    ((1, 1, 1), "signs", 32 * 4 * 2 / 3 / 1.05, 32 * 4 * 2 / 3),
 ]
 
 
@@ -172,7 +185,7 @@ def test_exchange_sends_fewer_bytes_by_what_its_codec_saves(nodes, codec, least,
     print(f"{codec}, {len(nodes)} nodes: {fp32 / coded:.2f} times fewer bytes than fp32")
     assert fp32 == 2 * 4 * results[0]["elements"] * (len(nodes) - 1) * 2  # in two exchanges
     assert least <= fp32 / coded <= most
-    if codec.startswith("sparse"):
+    if codec.startswith(("sparse", "signs")):
         assert sum(each["counted"] for each in results) == coded
 
 
@@ -228,7 +241,7 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "Error: " in second
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "signs"])
 def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(
     codec, tmp_path
 ):

@@ -15,12 +15,13 @@ from thalweg import amp, elastic
 from thalweg.compat import _apex_optimizers, _apex_optimizers_more
 from thalweg.data import CollateMixup
 from thalweg.optim import FusedAdamW, FusedLAMB, FusedSGD, _shards
-from thalweg.ps import Sparse, _means, _scaling, _snapshot_files
+from thalweg.ps import Signs, Sparse, _means, _own_means, _scaling, _snapshot_files
 from thalweg.ps._clipping import Clipping
 from thalweg.ps._entries import Entries
 from thalweg.ps._kept import KeptWeights
 from thalweg.ps._plan import Outer
 from thalweg.ps._rules import KINDS
+from thalweg.ps._signs import SignBlocks
 from thalweg.ps._staging import Staging, on_cpu
 
 
@@ -90,11 +91,16 @@ def test_norm_of_no_gradients_is_zero(meta):
 class Same:
     """Takes what it gets for the mean of all workers."""
 
-    def begin(self, values):
+    owes = False
+
+    def begin(self, values, *, factor, whole):
         self._values = values
 
     def wait(self):
         return self._values
+
+    def take_rest(self):
+        return None
 
 
 def test_outer_steps_are_done_by_workers(meta):
@@ -116,15 +122,16 @@ class Alone:
         return SimpleNamespace(wait=lambda: None)
 
 
+@pytest.mark.parametrize("kind", [Sparse(1.0), Signs(1)])
 @pytest.mark.parametrize("number", [1, 3])
-def test_means_of_few_entries_arrive(meta, number):
-    changes = torch.tensor([0.0, 3.0, 0.0, -3.0]).repeat(number)
+def test_means_in_few_bytes_arrive(meta, number, kind):
+    changes = torch.tensor([3.0, -3.0]).repeat(2 * number)
     meta()
-    coder = Entries([4] * number, Sparse(0.5))
-    mean = _means._SparseMean(Alone(), coder, 1)
-    mean.begin(changes)
+    make = {Sparse: Entries, Signs: SignBlocks}[type(kind)]
+    mean = _own_means._OwnMean(Alone(), make([torch.Size([4])] * number, kind), 1, None, 0)
+    mean.begin(changes, factor=1.0, whole=False)
     assert torch.equal(mean.wait(), changes)
-    assert not coder.held.any()
+    assert not mean.take_rest().any()
     assert _means._Nothing().wait().is_cpu
 
 

@@ -23,6 +23,7 @@ from thalweg._settings._variables import did_you_mean
 WIRE_TYPES = ("fp32", "fp16", "bf16")
 _MAX_RANK = 256
 _MAX_ITERATION = 1 << 40
+_MAX_PARTS = 256
 _MAX_SEED = (1 << 64) - 1
 _MAX_REAL = 1e6
 _UP_TO_MAX = f"a number from 0 to {_MAX_REAL:g}"
@@ -60,8 +61,8 @@ def parse(text: str, what: str = "codec", also: Sequence[type[Codec]] = ()) -> C
     known = _BY_NAME | {kind.name: kind for kind in also}
     if name not in known:
         like = did_you_mean(name, known)
-        if name == Sparse.name:
-            like = "; sparse is for thalweg.ps.LocalOptimizer(codec=…), in code"
+        if name in {kind.name for kind in OF_WORKERS}:
+            like = f"; {name} is for thalweg.ps.LocalOptimizer(codec=…), in code"
         raise ValueError(f"{what} is {text!r}, expected one of {', '.join(known)}{like}")
     kind = known[name]
     if not colon:
@@ -220,22 +221,37 @@ class TopK(Lossy):
     }
 
 
-@dataclass(frozen=True)
-class Sparse(Codec):
-    """Only the changes of the largest magnitude cross the network, each rounded to two bits.
+class OfWorkers(Codec):
+    """Base of the codecs in which workers send what they have changed to each other.
 
     For thalweg.ps.LocalOptimizer alone (docs/parameter-server.md).
     """
 
+
+@dataclass(frozen=True)
+class Sparse(OfWorkers):
+    """Only the changes of the largest magnitude cross the network, each rounded to two bits."""
+
     ratio: float = 0.02  # fraction of the elements of each tensor
-    feedback: float = 0.95  # how much of what was held back is added to the next change
 
     name = "sparse"
     _shorthand = "ratio"
     _keys: ClassVar[Mapping[str, Key]] = {
         "ratio": real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
-        "feedback": real("feedback", "a number from 0 to 1", lambda x: 0 <= x <= 1),
     }
+
+
+@dataclass(frozen=True)
+class Signs(OfWorkers):
+    """Each exchange sends one of so many parts of the rows in turn, as the signs of the changes and
+    their mean magnitude in a row.
+    """
+
+    parts: int = 4
+
+    name = "signs"
+    _shorthand = "parts"
+    _keys: ClassVar[Mapping[str, Key]] = {"parts": integer("parts", 1, _MAX_PARTS)}
 
 
 @dataclass(frozen=True)
@@ -265,6 +281,7 @@ class Auto(Codec):
 
 # Messages and help texts list all codecs in this order.
 LOSSY: tuple[type[Lossy], ...] = (Int8, OneBit, TopK)
+OF_WORKERS: tuple[type[OfWorkers], ...] = (Sparse, Signs)
 _ALL: tuple[type[Codec], ...] = (FP32, FP16, BF16, PowerSGD, *LOSSY, Auto)
 _BY_NAME = {kind.name: kind for kind in _ALL}
 

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fragments", type=int, default=1, help="parts of the model, in turn")
     parser.add_argument("--delay", type=int, default=0, help="steps for which weights may travel")
     parser.add_argument("--mix", type=float, default=0.0, help="of a worker's own weights then")
-    parser.add_argument("--codec", help="any codec, or sparse (default: THALWEG_CODEC)")
+    parser.add_argument("--codec", help="any codec, or signs or sparse (default: THALWEG_CODEC)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     parser.add_argument("--min-accuracy", type=float, default=0.0)

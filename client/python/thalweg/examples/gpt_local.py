@@ -4,7 +4,7 @@
     python -m thalweg.examples.gpt.plot out/gpt
 
 A way to train is `ddp` for DistributedDataParallel, or the steps from one exchange of a
-LocalOptimizer to the next; then, after a colon, a codec, as in `50:sparse`. All begin with the same
+LocalOptimizer to the next; then, after a colon, a codec, as in `50:signs`. All begin with the same
 weights and see the same text, which is that of Python's standard library. The table has the loss of
 files in which nobody trains.
 """
@@ -69,8 +69,6 @@ def begin(way: str, args: argparse.Namespace) -> Training:
     outer = {"name": "nesterov", "lr": args.outer_lr, "momentum": args.outer_momentum}
     if args.outer_momentum == 0:
         outer = {"name": "sgd", "lr": args.outer_lr}
-    if codec.startswith("sparse"):
-        outer = {"name": "sgd"}  # what is held back comes later, which a momentum would repeat
     local = [
         LocalOptimizer(one, every=int(kind), outer=outer, codec=codec or "fp32") for one in inner
     ]

@@ -13,9 +13,9 @@ docs/parameter-server.md says when that helps.
 
 from __future__ import annotations
 
-from thalweg.codecs import Sparse
+from thalweg.codecs import Signs, Sparse
 from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
 from thalweg.ps._rolling_back import RolledBack
 
-__all__ = ["LocalOptimizer", "RolledBack", "ServerOptimizer", "Sparse"]
+__all__ = ["LocalOptimizer", "RolledBack", "ServerOptimizer", "Signs", "Sparse"]

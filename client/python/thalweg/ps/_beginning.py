@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from thalweg import _C, policy
-from thalweg.codecs import Sparse
+from thalweg.codecs import OfWorkers
 from thalweg.ps import _downward, _joining
 from thalweg.ps._bucket import Parameter, cut, served
 from thalweg.ps._exchange import Exchange
@@ -22,7 +22,8 @@ from thalweg.ps._fragment import Fragment
 from thalweg.ps._joining import Joined
 from thalweg.ps._kept import KeptWeights
 from thalweg.ps._local_bucket import LocalBucket
-from thalweg.ps._means import CodecMeans, Means, SparseMeans
+from thalweg.ps._means import CodecMeans
+from thalweg.ps._own_means import Means, OwnMeans
 from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._plan import Outer, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
@@ -61,7 +62,7 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
     parameters = served(inner.param_groups)
     if not parameters:
         raise ValueError("thalweg: no parameter requires a gradient")
-    group, plan, pace, sparse = wishes.group, wishes.plan, wishes.pace, wishes.sparse
+    group, plan, pace, own = wishes.group, wishes.plan, wishes.pace, wishes.own
     outer = Outer.of(wishes.outer, [each.tensor for each in parameters])
     parts = [cut(part, wishes.bucket_bytes) for part in cut_fragments(parameters, plan.fragments)]
     dtypes = {each.tensor.dtype for each in parameters}
@@ -73,13 +74,13 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
         wishes.arguments,
         optimizer="LocalOptimizer",
         choose=policy.except_small_tensors,
-        for_all_collectives=sparse is not None,
+        for_all_collectives=own is not None,
     )
     session = joined.session
-    if fault := _why_no_quorum(pace, joined, sparse):
+    if fault := _why_no_quorum(pace, joined, own):
         session.close()
         raise ValueError(f"thalweg: {fault}")
-    means = _means(joined, group, [own for part in parts for own in part], sparse)
+    means = _means(joined, group, [each for part in parts for each in part], own)
     fragments = _fragments(session, parts, outer, means, pulls, pace=pace)
     _joining.broadcast(group, inner.param_groups)
     buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
@@ -93,15 +94,15 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
     )
 
 
-def _why_no_quorum(pace: Pace, joined: Joined, sparse: Sparse | None) -> str:
+def _why_no_quorum(pace: Pace, joined: Joined, own: OfWorkers | None) -> str:
     """Returns why the job cannot exchange so, which all workers know alike; empty: it can."""
     place, most = joined.job.place, joined.job.workers[0].min_nodes
     if pace.quorum > place.num_nodes:
         return f"quorum is {pace.quorum}, but the job has {place.num_nodes} nodes"
     if pace.quorum and 0 < most < pace.quorum:
         return f"min_nodes is {most}: no update is made of fewer than a quorum of {pace.quorum}"
-    if pace.quorum and (sparse is not None or not are_dense(joined.codecs)):
-        codec = sparse.spec() if sparse else joined.codecs.spec()
+    if pace.quorum and (own is not None or not are_dense(joined.codecs)):
+        codec = own.spec() if own else joined.codecs.spec()
         return (
             f"quorum does not go with codec {codec}, with which every worker runs the outer "
             "optimizer and needs each mean: expected fp32, fp16 or bf16"
@@ -143,14 +144,14 @@ def _means(
     joined: Joined,
     group: dist.ProcessGroup,
     buckets: Sequence[Sequence[Parameter]],
-    sparse: Sparse | None,
+    codec: OfWorkers | None,
 ) -> Means | None:
     """Returns how means are taken; None: shards take them, and keep the weights."""
     layouts = [
         [(each.name, each.tensor.shape) for each in own if each.tensor.numel()] for own in buckets
     ]
-    if sparse is not None:
-        return SparseMeans(joined.job, layouts, sparse)
+    if codec is not None:
+        return OwnMeans(joined.job, group, layouts, codec)
     if are_dense(joined.codecs):
         return None
     first = max(getattr(codec, "start_iter", 0) for codec in joined.codecs.codecs)

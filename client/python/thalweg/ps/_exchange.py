@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from thalweg.ps import _joining
+from thalweg.ps._alike import check_alike
 from thalweg.ps._fragment import Fragment
 from thalweg.ps._local_bucket import LocalBucket
-from thalweg.ps._means import Means
+from thalweg.ps._own_means import Means
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving
@@ -112,6 +113,7 @@ class Exchange:
             for fragment in self._fragments:
                 self._land_early(fragment)
             self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
+            self._even_out()
         self._remember()
 
     def _land_early(self, fragment: Fragment) -> None:
@@ -169,7 +171,7 @@ class Exchange:
         """
         self._serving.check_open()
         self._gather()
-        self._check_alike(state)
+        check_alike(self._group, state, len(self._fragments), has_quorum=self._has_quorum)
         self._serving.state.set_weights(state["weights"])
         named = self._named()
         self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
@@ -198,6 +200,8 @@ class Exchange:
         weights = {name: tensor.detach().float() for name, tensor in self._named().items()}
         self._serving.state.set_weights(weights)
         self._fill(states or {})
+        if self._means:
+            self._means.forget_rests()
         for fragment in self._fragments:
             fragment.land(0.0)
             fragment.steps, fragment.work = 0, 0.0
@@ -208,27 +212,6 @@ class Exchange:
         self._serving.state.publish(states)
         shared = [tensor for bucket in self._buckets() for tensor in bucket.shared()]
         dist._broadcast_coalesced(self._group, shared, 250 << 20, 0)  # type: ignore[attr-defined]
-
-    def _check_alike(self, state: Mapping[str, Any]) -> None:
-        shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
-        fragments = len(state["fragments"])
-        # By quorum workers are in steps of their own.
-        due = [] if self._has_quorum else [each["due"] for each in state["fragments"]]
-        moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
-        steps = 0 if self._has_quorum else state["steps"]
-        mine = (steps, fragments, due, shapes, moments)
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, mine, group=self._group)
-        if mine[1] != len(self._fragments):
-            raise ValueError(
-                f"thalweg: the checkpoint has {mine[1]} fragments, expected {len(self._fragments)}"
-            )
-        for rank, theirs in enumerate(found):
-            if theirs != found[0]:
-                raise ValueError(
-                    f"thalweg: rank {rank} loads a checkpoint of step {theirs[0]}, rank 0 of step "
-                    f"{found[0][0]}: expected the same step, and the same exchanges, on all workers"
-                )
 
     def _exchange(self, leaving: Sequence[Fragment], delay: int, mix: float) -> None:
         if not leaving:
@@ -241,6 +224,16 @@ class Exchange:
         if not delay:
             for fragment in leaving:
                 self._land(fragment, mix)
+
+    def _even_out(self) -> None:
+        """Makes the mean of the workers' weights those of all, where they have kept a part of what
+        they have changed.
+        """
+        owing = [each for each in self._fragments if each.owes]
+        for fragment in owing:
+            fragment.leave_whole(self._steps)
+        for fragment in owing:
+            self._land(fragment, 0.0)
 
     def _factors(self, leaving: Sequence[Fragment]) -> list[float]:
         """Returns what this worker's changes count in the mean."""

@@ -17,6 +17,17 @@ class Fragment:
     work: float = 0.0  # that the worker has counted since then
     due: int | None = None  # the step after which its new weights take their place
 
+    @property
+    def owes(self) -> bool:
+        """Whether workers may have changed more than they have sent; equal on all of them."""
+        return any(bucket.owes for bucket in self.buckets)
+
+    def leave_whole(self, due: int) -> None:
+        """Sends all that has not been sent, which is to be no step of the outer optimizer."""
+        for bucket in self.buckets:
+            bucket.push_rest()
+        self.due = due
+
     def leave(self, factor: float, settings: int, due: int) -> None:
         for bucket in self.buckets:
             bucket.push_change(factor, settings)

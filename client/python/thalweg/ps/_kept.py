@@ -17,11 +17,20 @@ _FUSED = {"sgd": FusedSGD, "adam": FusedAdam, "adamw": FusedAdamW}  # with the s
 class Mean(Protocol):
     """Takes the mean of float32 values over all workers, one mean at a time."""
 
-    def begin(self, values: Tensor) -> None:
-        """Sends `values`, which may be used again at once."""
+    owes: bool  # workers may have changed more than has been sent
+
+    def begin(self, values: Tensor, *, factor: float, whole: bool) -> None:
+        """Sends `values`, which may be used again at once: `factor` times a worker's own. `whole`:
+        nothing is to stay unsent.
+        """
 
     def wait(self) -> Tensor:
         """Returns the mean, the same bits on all workers; it is valid until the next begin()."""
+
+    def take_rest(self) -> Tensor | None:
+        """Returns once, after wait(), what this worker has not sent of its own values, and is to be
+        in its next ones; None: the codec knows itself.
+        """
 
 
 class KeptWeights:
@@ -31,6 +40,8 @@ class KeptWeights:
 
     def __init__(self, mean: Mean, outer: Outer, elements: int) -> None:
         self._mean = mean
+        self.factor = 1.0  # by which the next changes have been multiplied
+        self.evens_out = False  # with the next push: its mean is no gradient
         self._moments = KINDS[outer.kind].moments
         self._weights = nn.Parameter(torch.zeros(elements, device="cpu"))
         self._optimizer = _FUSED[outer.kind]([self._weights], **outer.options)
@@ -38,11 +49,15 @@ class KeptWeights:
 
     def push(self, changes: Tensor, settings: int, waited: float) -> KeptWeights:
         """Sends changes. wait() returns the weights that result, in float32."""
-        self._mean.begin(changes.float())
+        self._mean.begin(changes.float(), factor=self.factor, whole=self.evens_out)
         return self
 
     def wait(self) -> Tensor:
-        self._weights.grad = self._mean.wait()
+        mean = self._mean.wait()
+        if self.evens_out:
+            self.evens_out = False
+            return self._weights.detach().sub_(mean)
+        self._weights.grad = mean
         self._optimizer.step()
         self._weights.grad = None
         return self._weights.detach()
@@ -65,6 +80,13 @@ class KeptWeights:
             state[self._moments[slice_ - 1]] = values
             # read() needs it with any optimizer.
             state["step"] = torch.tensor(float(steps), device="cpu")
+
+    @property
+    def owes(self) -> bool:
+        return self._mean.owes
+
+    def take_rest(self) -> Tensor | None:
+        return self._mean.take_rest()
 
     def shared(self) -> list[Tensor]:
         """Returns all that is equal on all workers."""

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from thalweg import codecs
 from thalweg._settings._arguments import JobArguments
-from thalweg.codecs import Sparse
+from thalweg.codecs import OF_WORKERS, OfWorkers
 from thalweg.ps._beginning import begin, check_masters, ddp_modules
 from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._pace import Pace
@@ -58,8 +58,10 @@ class LocalOptimizer(FixedGroups):
         pull: in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None).
         bucket_cap_mb: MiB of parameters that travel together.
         process_group: the workers; the default process group if None.
-        codec: of what has changed: any that thalweg.ddp.attach() takes, or thalweg.ps.Sparse. With
-            lossy ones every worker runs the outer optimizer, and shards only take means.
+        codec: of what has changed: any that thalweg.ddp.attach() takes, thalweg.ps.Signs or
+            thalweg.ps.Sparse. With lossy ones every worker runs the outer optimizer, and shards
+            only take means. With the last two, what a worker does not send stays in its own
+            weights, until finish() sends all.
         timeout, chunk_bytes, local_shards: those of thalweg.ddp.attach().
         step_timeout: seconds that the last worker may come to an exchange later than the first, or
             "auto", as for thalweg.ddp.attach().
@@ -105,11 +107,11 @@ class LocalOptimizer(FixedGroups):
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         group = process_group or dist.group.WORLD
         assert group is not None
-        sparse = _sparse(codec)
+        own = _of_workers(codec)
         wishes = LocalWishes(
             group,
             JobArguments(
-                codec="fp32" if sparse else codec,
+                codec="fp32" if own else codec,
                 timeout=timeout,
                 step_timeout=step_timeout,
                 chunk_bytes=chunk_bytes,
@@ -120,7 +122,7 @@ class LocalOptimizer(FixedGroups):
             outer,
             pull=pull,
             bucket_cap_mb=bucket_cap_mb,
-            sparse=sparse,
+            own=own,
             pace=Pace.of_quorum(quorum, grace, late),
         )
         wishes.check()
@@ -252,14 +254,15 @@ class LocalOptimizer(FixedGroups):
         )
 
 
-def _sparse(codec: object) -> Sparse | None:
-    """Returns the codec if it is Sparse, or its text. Raises ValueError."""
-    if isinstance(codec, str) and codec.partition(":")[0] == Sparse.name:
+def _of_workers(codec: object) -> OfWorkers | None:
+    """Returns the codec if workers have it, or its text. Raises ValueError."""
+    names = {kind.name for kind in OF_WORKERS}
+    if isinstance(codec, str) and codec.partition(":")[0] in names:
         try:
-            codec = codecs.parse(codec, also=[Sparse])
+            codec = codecs.parse(codec, also=OF_WORKERS)
         except ValueError as error:
             raise ValueError(f"thalweg: {error}") from None
-    return codec if isinstance(codec, Sparse) else None
+    return codec if isinstance(codec, OfWorkers) else None
 
 
 def _follow(ref: weakref.ref[LocalOptimizer]) -> None:

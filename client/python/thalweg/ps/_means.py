@@ -1,4 +1,4 @@
-"""Means of what workers have changed, and what their codecs hold back of it."""
+"""Means of what workers have changed that shards take, in the codecs of gradients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from thalweg import _C
 from thalweg._attach import _codec_states
 from thalweg._job import _buckets
 from thalweg._job._member import Job
-from thalweg._torch import _nonfinite
-from thalweg.codecs import Sparse
-from thalweg.ps._entries import Entries
 from thalweg.ps._kept import Mean
 
 _log = logging.getLogger("thalweg")
@@ -37,7 +33,7 @@ class CodecMeans:
         self._me = f"the first worker of node {job.place.node} of {size}"
         self._codec = job.workers[0].codec
         buckets = _buckets.make(self._session, [each for each in layouts if each], group)
-        self.of_buckets = _beside_nothing(layouts, [_CodecMean(bucket) for bucket in buckets])
+        self.of_buckets = beside_nothing(layouts, [_CodecMean(bucket) for bucket in buckets])
 
     def bytes_sent(self) -> int:
         """Returns what session.stats() does not count."""
@@ -46,6 +42,9 @@ class CodecMeans:
     def nonfinite_elems(self) -> int:
         """Returns what session.stats() does not count."""
         return 0
+
+    def forget_rests(self) -> None:
+        """The parameters are about to be equal on all workers. What the codec holds back stays."""
 
     def state(self) -> dict[str, Any]:
         """Returns what the codec carries on this node; nothing on all workers but its first."""
@@ -62,7 +61,7 @@ class CodecMeans:
         shared = self._of_rank_0(state)
         if not self._is_keeper:
             return
-        lost = _is_lost(state, self._codec, self._me)
+        lost = is_lost(state, self._codec, self._me)
         # Without rank 0's nobody loads: nodes must count alike.
         if shared is not None:
             self._session.load_codec_state(shared if lost else state["held"])
@@ -83,11 +82,13 @@ class CodecMeans:
 
 
 class _CodecMean:
+    owes = False  # the codec's own residuals come with later exchanges
+
     def __init__(self, bucket: _buckets.Bucket) -> None:
         self._bucket = bucket
         self._coming: Future[list[Tensor]] | None = None
 
-    def begin(self, values: Tensor) -> None:
+    def begin(self, values: Tensor, *, factor: float, whole: bool) -> None:
         self._coming = self._bucket.begin(values)
 
     def wait(self) -> Tensor:
@@ -95,101 +96,32 @@ class _CodecMean:
         [mean] = self._coming.wait()
         return mean
 
-
-class SparseMeans:
-    """Means of entries that every worker sends to all others, a bucket each."""
-
-    def __init__(self, job: Job, layouts: Layouts, codec: Sparse) -> None:
-        assert job.session is not None
-        place = job.place
-        rank = place.ranks[place.local_rank]
-        self._me = f"rank {rank} of {len(job.workers)}"
-        self._codec = codec.spec()
-        group = _C.ProcessGroup(
-            job.session,
-            number=1,  # all workers
-            rank=rank,
-            nodes=list(job.nodes),
-            name="changes",
-            timeout=job.workers[0].step_timeout,
-        )
-        filled = [layout for layout in layouts if layout]
-        self._names = [[name for name, _ in layout] for layout in filled]
-        self._coders = [Entries([shape.numel() for _, shape in each], codec) for each in filled]
-        self._means = [_SparseMean(group, each, len(job.workers)) for each in self._coders]
-        self.of_buckets = _beside_nothing(layouts, self._means)
-        self._copies = (place.num_nodes - 1) * place.local_size
-
-    def bytes_sent(self) -> int:
-        """Returns what session.stats() does not count: what this node has sent to others."""
-        return self._copies * sum(each.sent for each in self._means)
-
-    def nonfinite_elems(self) -> int:
-        """Returns what session.stats() does not count: NaN and infinities in means."""
-        return sum(each.nonfinite for each in self._means)
-
-    def state(self) -> dict[str, Any]:
-        """Returns what this worker holds back, by parameter."""
-        held: dict[str, Tensor] = {}
-        for names, coder in zip(self._names, self._coders, strict=True):
-            held |= zip(names, (part.clone() for part in coder.split_held()), strict=True)
-        return {"codec": self._codec, "saved_by": self._me, "held": held}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. What another worker holds back is left out, and that is said."""
-        lost = _is_lost(state, self._codec, self._me)
-        for names, coder in zip(self._names, self._coders, strict=True):
-            for name, part in zip(names, coder.split_held(), strict=True):
-                if lost:
-                    part.zero_()
-                else:
-                    part.copy_(state["held"][name])
-
-
-class _SparseMean:
-    def __init__(self, group: _C.ProcessGroup, coder: Entries, workers: int) -> None:
-        self._group, self._coder = group, coder
-        self._got = torch.empty(workers, coder.payload_bytes, dtype=torch.uint8, device="cpu")
-        self._work: dist.Work | None = None
-        self.sent = 0  # bytes of this worker
-        self.nonfinite = 0  # elements of means
-
-    def begin(self, values: Tensor) -> None:
-        self._work = self._group._allgather_base(self._got.flatten(), self._coder.encode(values))
-        self.sent += self._coder.payload_bytes
-
-    def wait(self) -> Tensor:
-        assert self._work is not None
-        self._work.wait()
-        mean = torch.zeros(self._coder.elements, device="cpu")
-        for payload in self._got:
-            places, values = self._coder.decode(payload)
-            mean[places] += values  # no place comes twice
-        mean /= len(self._got)
-        self.nonfinite += int(_nonfinite.count(mean))
-        return mean
+    def take_rest(self) -> None:
+        pass
 
 
 class _Nothing:
     """The mean of a bucket whose parameters have no elements."""
 
-    def begin(self, values: Tensor) -> None:
+    owes = False
+
+    def begin(self, values: Tensor, *, factor: float, whole: bool) -> None:
         pass
 
     def wait(self) -> Tensor:
         return torch.empty(0, device="cpu")
 
+    def take_rest(self) -> None:
+        pass
 
-Means = CodecMeans | SparseMeans
 
-
-def _beside_nothing(layouts: Layouts, means: Sequence[Mean]) -> list[Mean]:
+def beside_nothing(layouts: Layouts, means: Sequence[Mean]) -> list[Mean]:
     """Returns the mean of each bucket; `means` has those of the buckets that have elements."""
     rest = iter(means)
     return [next(rest) if layout else _Nothing() for layout in layouts]
 
 
-def _is_lost(state: Mapping[str, Any], codec: str, me: str) -> bool:
+def is_lost(state: Mapping[str, Any], codec: str, me: str) -> bool:
     """Returns whether what was held back is another's, and says so."""
     if state.get("codec") == codec and state["saved_by"] == me:
         return False

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from thalweg._settings._arguments import JobArguments
-from thalweg.codecs import Sparse
+from thalweg.codecs import OfWorkers
 from thalweg.ps._downward import DIFFERENCES
 from thalweg.ps._pace import Pace
 from thalweg.ps._plan import Outer, Plan
@@ -106,7 +106,7 @@ class LocalWishes(NamedTuple):
     outer: Mapping[str, Any]  # what Outer.of() takes
     pull: str | None
     bucket_cap_mb: float
-    sparse: Sparse | None  # the codec, if it is none of the session's
+    own: OfWorkers | None  # the codec, if it is none of the session's
     pace: Pace
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class LocalWishes(NamedTuple):
         """
         return (
             f"{inner}, {self.plan}, {outer.describe()}, pull {self.pull}, bucket_cap_mb "
-            f"{self.bucket_cap_mb:g}{f', codec {self.sparse.spec()}' if self.sparse else ''}"
+            f"{self.bucket_cap_mb:g}{f', codec {self.own.spec()}' if self.own else ''}"
             f"{f', {self.pace}' if self.pace.quorum else ''}"
         )
 

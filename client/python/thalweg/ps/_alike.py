@@ -1,0 +1,32 @@
+"""Checks that workers load what fits together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+
+def check_alike(
+    group: dist.ProcessGroup, state: Mapping[str, Any], fragments: int, *, has_quorum: bool
+) -> None:
+    """Raises ValueError on all workers unless each loads such a state of local updates, of so many
+    fragments. With a quorum, workers may be in steps of their own.
+    """
+    shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
+    saved = len(state["fragments"])
+    due = [] if has_quorum else [each["due"] for each in state["fragments"]]
+    moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
+    steps = 0 if has_quorum else state["steps"]
+    mine = (steps, saved, due, shapes, moments)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    if saved != fragments:
+        raise ValueError(f"thalweg: the checkpoint has {saved} fragments, expected {fragments}")
+    for rank, theirs in enumerate(found):
+        if theirs != found[0]:
+            raise ValueError(
+                f"thalweg: rank {rank} loads a checkpoint of step {theirs[0]}, rank 0 of step "
+                f"{found[0][0]}: expected the same step, and the same exchanges, on all workers"
+            )
