@@ -168,6 +168,14 @@ def test_missing_process_is_noticed(tmp_path, writers):
     assert all("worker 1 has no" in problem for problem in found)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_job_without_any_workers_trace_is_named(tmp_path, writers, apart):
+    if apart:
+        writers[-1].span("shard", "update", 0, MS, part_round=1, chunk=0, shard=0, version=1)
+    _, path = merged(tmp_path, [writers[1], writers[3], writers[4]])
+    assert check.problems(spans.read(path)) == ["job night: no worker's trace"]
+
+
 def test_span_that_ends_before_it_begins_is_a_problem(tmp_path, writers):
     writers[4].span("shard", "fold", 119 * MS, 118 * MS, part_round=1, chunk=0, shard=0)
     _, path = merged(tmp_path, writers)

@@ -29,6 +29,7 @@ def problems(timeline: Timeline) -> list[str]:
     if timeline.dropped:
         found.append(f"{timeline.dropped} spans were dropped: what follows may be because of that")
     found += _negative(timeline)
+    found += _without_workers(timeline)
     apart = _apart(timeline)
     of_buckets = [
         span
@@ -69,6 +70,16 @@ def _negative(timeline: Timeline) -> Iterator[str]:
                 f"{timeline.names[span.process]}: {span.phase} of {_text(span.args)} ends "
                 f"{span.begin - span.end:.3f} us before it begins"
             )
+
+
+def _without_workers(timeline: Timeline) -> list[str]:
+    """Reports jobs whose buckets only sidecars have traced: workers alone say how many they are."""
+    sides: defaultdict[str, set[str]] = defaultdict(set)  # by job
+    for span in timeline.spans:
+        if span.args.get("raw_bytes", 0) > 0 and "collective" not in span.args:
+            sides[span.args["job"]].add(span.side)
+    lacking = [job for job, has in sides.items() if "sidecar" in has and "worker" not in has]
+    return [f"job {job}: no worker's trace" for job in sorted(lacking)]
 
 
 def _missing_of_buckets(spans: Sequence[Span], pulls: Set[tuple[Any, ...]]) -> Iterator[str]:
