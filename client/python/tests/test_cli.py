@@ -178,6 +178,17 @@ def test_workers_do_not_get_aggregators_that_were_not_started(monkeypatch):
     assert env["THALWEG_AGGREGATORS"] == ""
 
 
+def test_workers_write_where_the_launcher_was_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THALWEG_TRACE", "traces")
+    monkeypatch.setenv("THALWEG_RESIDUALS", "~/residuals")
+    env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())
+    assert (env["THALWEG_TRACE"], env["THALWEG_RESIDUALS"]) == (
+        f"{tmp_path}/traces",
+        "~/residuals",
+    )
+
+
 def test_threads_chosen_by_the_user_are_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())

@@ -113,6 +113,17 @@ def test_script_with_too_few_steps_is_refused(tmp_path):
         _profile_worker.run(arguments(tmp_path, steps=50, skip=3, data=4))
 
 
+def test_report_is_where_profile_was_started_though_the_script_goes_elsewhere(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(f"import os, tempfile; os.chdir(tempfile.gettempdir())\n{SCRIPT}")
+    command = ["profile", "--here", "--steps", "3", "--skip", "1", "--out", "mine"]
+    assert main([*command, str(script), "100"]) == 0
+    assert (tmp_path / "mine" / "profile.json").exists()
+
+
 def test_missing_scripts_and_malformed_options_are_refused(capsys):
     assert main(["profile", "no/such/script.py"]) == 2
     assert "there is no script" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -103,6 +104,14 @@ def test_broken_thalweg_leaves_torch_usable_and_warns_once(broken):
     assert len(said.splitlines()) == 1
     assert "cannot be activated" in said
     assert broken in said
+
+
+def test_folders_are_those_from_where_torch_was_imported():
+    before = "import atexit, os; atexit.register(lambda: print(os.environ, file=sys.stderr))"
+    names = ("THALWEG_RESIDUALS", "THALWEG_TRACE")
+    _, said = import_torch(before, **dict(zip(names, ("held/back", "/traces"), strict=True)))
+    assert f"'THALWEG_RESIDUALS': '{Path.cwd()}/held/back'" in said
+    assert "'THALWEG_TRACE': '/traces'" in said
 
 
 def test_malformed_variable_does_not_break_the_import():

@@ -5,6 +5,8 @@ time spent here. Therefore this module loads neither torch nor native code, retu
 variable of docs/zero_code.md is set, and raises nothing.
 """
 
+import os
+
 
 def activate() -> None:
     """Applies what the environment asks for: process groups, DistributedDataParallel, optimizers,
@@ -14,6 +16,7 @@ def activate() -> None:
         from thalweg import _backend
         from thalweg._settings import _variables
 
+        os.environ.update(_variables.absolute_folders())
         _variables.warn_of_unknown()
         _backend.register()
         if _variables.process_groups_are_watched():

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 KNOWN: dict[str, str] = {
     "THALWEG_AGGREGATORS": "",
@@ -89,6 +90,9 @@ SWITCHES = (
 CODEC_SWITCHES = ("THALWEG_FP16_COMPRESSION", "THALWEG_POWERSGD_COMPRESSION")
 POWERSGD = ("THALWEG_MATRIX_APPROXIMATION_RANK", "THALWEG_START_COMPRESS_ITER")
 
+# Folders into which workers write.
+FOLDERS = ("THALWEG_RESIDUALS", "THALWEG_TRACE")
+
 
 class ConfigError(ValueError):
     """A setting is malformed, or settings contradict each other."""
@@ -143,6 +147,13 @@ def assignments(names: Iterable[str], environ: Mapping[str, str] | None = None) 
     env = os.environ if environ is None else environ
     found = [look_up(name, env) for name in names]
     return [f"{variable}={value}" for variable, value in found if env.get(variable)]
+
+
+def absolute_folders(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns those of FOLDERS that are relative, made absolute before a script leaves its own."""
+    env = os.environ if environ is None else environ
+    relative = [name for name in FOLDERS if (env.get(name) or "/")[0] not in "/~"]
+    return {name: str(Path(env[name]).absolute()) for name in relative}
 
 
 def is_on(name: str, environ: Mapping[str, str] | None = None) -> bool:

@@ -69,6 +69,7 @@ def _profile(args: argparse.Namespace) -> int:
     from thalweg.cli import _profile_report
 
     _check(args)
+    args.out = args.out.absolute()  # the script may leave this folder
     if args.here:
         if _variables.is_launched_first():
             _profile_report.make_folder(args.out)

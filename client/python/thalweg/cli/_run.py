@@ -156,7 +156,7 @@ def _worker_environment(
 ) -> dict[str, str]:
     node, local_rank = divmod(rank, plan.nproc)
     world_size = plan.nodes * plan.nproc
-    env = {"PYTHONUNBUFFERED": "1", **os.environ}
+    env = {"PYTHONUNBUFFERED": "1", **os.environ, **_variables.absolute_folders()}
     if world_size > 1:  # torchrun does the same, because the workers share the cores
         env.setdefault("OMP_NUM_THREADS", "1")
     env |= {
