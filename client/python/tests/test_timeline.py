@@ -1,4 +1,6 @@
+import errno
 import json
+from pathlib import Path
 
 import pytest
 from made_traces import MS, Host, Writer, compare_clocks, hosts, job
@@ -397,6 +399,41 @@ def test_output_is_left_as_it_was_where_the_traces_are_bad(tmp_path):
         assert main(["trace", "merge", str(tmp_path / "none"), "-o", str(output)]) == 2
     assert old.read_text(encoding="ascii") == "kept"
     assert not new.exists()
+
+
+@pytest.mark.parametrize("which", ["a trace", "a link to a trace", "a profile"])
+def test_output_that_is_an_input_is_refused_and_left_as_it_was(tmp_path, writers, capsys, which):
+    trace, profile, link = writers[0].write(tmp_path), tmp_path / "torch.json", tmp_path / "link"
+    profile.write_text("{}", encoding="ascii")
+    link.symlink_to(trace)
+    output = {"a trace": trace, "a link to a trace": link, "a profile": profile}[which]
+    before = output.read_text(encoding="utf-8")
+    command = ["trace", "merge", str(tmp_path), "--torch", str(profile), "-o", str(output)]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"thalweg: {output} is one of the files to merge: give another --output\n"
+    )
+    assert output.read_text(encoding="utf-8") == before
+
+
+def test_output_is_left_as_it_was_where_writing_fails(tmp_path, writers, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writers[0].write(tmp_path)
+    output = tmp_path / "m.json"
+    output.write_text("kept", encoding="ascii")
+    monkeypatch.setattr(merge.json, "dumps", full)
+    assert main(["trace", "merge", str(tmp_path), "-o", str(output)]) == 2
+    assert output.read_text(encoding="ascii") == "kept"
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
+
+
+def test_output_to_a_device_is_written_to_it(tmp_path, writers):
+    writers[0].write(tmp_path)
+    assert main(["trace", "merge", str(tmp_path), "-o", "/dev/stdout"]) == 0
+    assert main(["trace", "merge", str(tmp_path), "-o", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
 
 
 def test_trace_that_cannot_be_read_is_named(tmp_path, writers, capsys):

@@ -60,7 +60,9 @@ def _merge(args: argparse.Namespace) -> int:
     from thalweg.timeline import files, merge, torch_profile
 
     merge.check_output(args.output)
-    traces = [files.read(path) for path in files.find(args.paths)]
+    found = files.find(args.paths)
+    merge.check_is_no_input(args.output, [*found, *args.torch])
+    traces = [files.read(path) for path in found]
     merged = merge.merge(traces, [torch_profile.read(path) for path in args.torch])
     merged.write(args.output)
     for process in merged.processes:

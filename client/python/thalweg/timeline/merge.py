@@ -37,28 +37,46 @@ class Merged:
     warnings: list[str]
 
     def write(self, path: Path) -> None:
-        """Writes the file. Raises ConfigError."""
+        """Writes the file, as a whole or not at all. Raises ConfigError."""
+        unfinished = _unfinished(path)
         try:
-            with path.open("w", encoding="utf-8") as file:
+            with unfinished.open("w", encoding="utf-8") as file:
                 file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
                 file.write(",\n".join(json.dumps(event) for event in self.events))
                 file.write("\n]}\n")
+            if unfinished != path:
+                unfinished.replace(path.resolve())
         except OSError as error:
+            if unfinished != path:
+                unfinished.unlink(missing_ok=True)
             raise _cannot_write(path, error) from None
+
+
+def check_is_no_input(path: Path, inputs: Iterable[Path]) -> None:
+    """Raises ConfigError if writing the file would replace one of `inputs`."""
+    if path.resolve() in {one.resolve() for one in inputs}:
+        raise ConfigError(f"{path} is one of the files to merge: give another --output")
 
 
 def check_output(path: Path) -> None:
     """Raises ConfigError unless the file can be written, which it leaves as it is."""
-    is_new = not path.exists()
-    if not (is_new or path.is_file() or path.is_dir()):
+    unfinished = _unfinished(path)
+    if unfinished == path and not path.is_dir():
         return  # a pipe's reader would take this for the end
     try:
-        with path.open("a"):
+        with unfinished.open("a"):
             pass
-        if is_new:
-            path.unlink()
+        unfinished.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from None
+
+
+def _unfinished(path: Path) -> Path:
+    """Returns where to write what will be `path`: that itself if it is a pipe or a device."""
+    if path.exists() and not path.is_file():
+        return path
+    path = path.resolve()
+    return path.with_name(f"{path.name}.unfinished")
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
