@@ -20,7 +20,7 @@ from server_optimizer_trainers import Trainer, make_model, on_servers, on_worker
 from torch import nn
 
 from thalweg.ps import ServerOptimizer
-from thalweg.ps._bucket import served
+from thalweg.ps._parameters import served
 
 STEPS = int(os.environ.get("STEPS", "30"))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thalweg.ps._bucket import Parameter
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._plan import Plan, cut_fragments
 
 PLANS = [(every, fragments) for every in (1, 2, 7, 50) for fragments in range(1, every + 1)]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thalweg.ps._bucket import Parameter
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._serving import Serving
 from thalweg.ps._shard_state import ShardState
 

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from thalweg import _C, policy
 from thalweg.codecs import OfWorkers
 from thalweg.ps import _downward, _joining
-from thalweg.ps._bucket import Parameter, cut, served
 from thalweg.ps._exchange import Exchange
 from thalweg.ps._fragment import Fragment
 from thalweg.ps._joining import Joined
@@ -25,6 +24,7 @@ from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import CodecMeans
 from thalweg.ps._own_means import Means, OwnMeans
 from thalweg.ps._pace import Apart, Pace
+from thalweg.ps._parameters import Parameter, cut, served
 from thalweg.ps._plan import Outer, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._bucket import Bucket
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._rules import Group
 
 

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from thalweg._settings._arguments import JobArguments
 from thalweg._torch import _precision
 from thalweg.ps import _downward, _forwards, _joining, _pushing, _scaling, _upward
-from thalweg.ps._bucket import Bucket, cut, served
+from thalweg.ps._bucket import Bucket
 from thalweg.ps._clipping import Clipping
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import or_rolled_back
 from thalweg.ps._pace import Apart, Pace
+from thalweg.ps._parameters import cut, served
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thalweg.ps._bucket import Parameter
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._rules import KINDS, Group
 
 # By name: the kind, and what it has where torch has another default.

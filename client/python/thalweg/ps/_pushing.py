@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._bucket import Bucket
 from thalweg.ps._left import sparse_fault
+from thalweg.ps._parameters import Parameter
 
 if TYPE_CHECKING:
     from thalweg.ps._optimizer import ServerOptimizer

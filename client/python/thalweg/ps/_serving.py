@@ -11,11 +11,12 @@ from torch import Tensor
 
 from thalweg import _C
 from thalweg.ps._arrivals import Arrivals
-from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._bucket import Bucket
 from thalweg.ps._leaving import leave
 from thalweg.ps._left import is_unused, left, sparse_fault
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots

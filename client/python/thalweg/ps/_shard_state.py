@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._bucket import Bucket
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._rules import Kind
 from thalweg.ps._snapshot_files import Saved
 from thalweg.ps._some import some

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from thalweg.ps._bucket import Bucket, served
+from thalweg.ps._bucket import Bucket
+from thalweg.ps._parameters import served
 from thalweg.ps._rules import Group
 from thalweg.ps._some import some
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thalweg import _C
-from thalweg.ps._bucket import Parameter
+from thalweg.ps._parameters import Parameter
 from thalweg.ps._rules import Group, Kind, settings_of
 
 

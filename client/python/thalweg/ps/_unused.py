@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from thalweg.ps._bucket import Parameter
+from thalweg.ps._parameters import Parameter
 
 
 class Used:
