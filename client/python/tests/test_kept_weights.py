@@ -10,7 +10,7 @@ from thalweg.ps._plan import Outer
 class Same:
     """Takes what it gets for the mean of all workers."""
 
-    def begin(self, values):
+    def begin(self, values, *, factor, whole):
         self._values = values
 
     def wait(self):
