@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
 from thalweg import __version__, codecs
 from thalweg._settings._checks import LOCAL_SHARDS
 from thalweg._settings._config import ConfigError, parse_addresses
-from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace, _types
+from thalweg.cli import (
+    _doctor_script,
+    _http,
+    _passed_on,
+    _profile,
+    _status,
+    _streams,
+    _trace,
+    _types,
+)
 
 _RUN_EPILOG = """\
 examples:
@@ -54,6 +64,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _streams.open_closed()
     words = list(sys.argv[1:] if argv is None else argv)
     script: list[str] = []
     if words[:1] == ["doctor"]:
@@ -61,10 +72,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(words)
     args.doctor_script = script
     try:
-        return int(args.handler(args))
+        code = int(args.handler(args))
+        sys.stdout.flush()
     except ConfigError as error:
-        print(f"thalweg: {error}", file=sys.stderr)
-        return 2
+        return _tell(error, 2)
+    except (OSError, KeyboardInterrupt) as error:
+        if getattr(args, "here", False):  # it is the script's own, whose traceback tells more
+            raise
+        return _end(error)
+    return code
+
+
+def _end(error: OSError | KeyboardInterrupt) -> int:
+    """Says why the command cannot go on; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    try:
+        sys.stdout.flush()
+    except OSError:  # otherwise it would fail again when the interpreter ends
+        _streams.discard(sys.stdout)
+    if isinstance(error, BrokenPipeError):  # end like a program that SIGPIPE kills
+        return 128 + signal.SIGPIPE
+    return _tell(error, 1)
+
+
+def _tell(error: Exception, code: int) -> int:
+    try:
+        print(f"thalweg: {error}", file=sys.stderr, flush=True)
+    except OSError:
+        _streams.discard(sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from thalweg._job._processes import describe_exit, die_with_parent
+from thalweg.cli import _streams
 
 GRACE_SECONDS = 5.0
 _MAX_LINE_BYTES = 64 << 10
@@ -232,6 +233,16 @@ class Supervisor:
             output.buffer.flush()
         except BrokenPipeError:  # the reader has gone: end like a program that SIGPIPE kills
             self._interrupt = signal.SIGPIPE
+        except OSError as error:  # such as a full disk, which is no reason to end a training
+            self._drop(output, error)
+
+    def _drop(self, output: TextIO, error: OSError) -> None:
+        """Lets nothing more be written to `output`, also of what it holds; says so on the other."""
+        _streams.discard(output)
+        index = self._outputs.index(output)
+        name = ("standard output", "standard error")[index]
+        text = f"[thalweg] {name} cannot be written: {error.strerror}; what follows of it is lost\n"
+        self._write(self._outputs[1 - index], text.encode())
 
     def _on_signal(self, signum: int, _: FrameType | None) -> None:
         self._interrupt = signum
