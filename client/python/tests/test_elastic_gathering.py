@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -152,6 +153,18 @@ def test_single_node_of_three_waits_and_says_why(cluster):
     alone = cluster.begin_to_gather(0, seconds=1)[0]
     with pytest.raises(TimeoutError, match="nodes 1, 2 of 3 not there: more than half must be"):
         alone.result(SECONDS)
+
+
+def test_node_that_may_end_waits_for_others_only_while_they_answer(cluster):
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="decides"):
+        cluster.workers[1].gather(cluster.standings[1], None, 3 * SHORT, SHORT)
+    assert time.monotonic() > began + 3 * SHORT
+    cluster.close(0)
+    cluster.close(2)
+    with pytest.raises(TimeoutError, match="nodes 0, 2 of 3 not there"):
+        cluster.workers[1].gather(cluster.standings[1], None, SECONDS, SHORT)
+    assert time.monotonic() < began + SECONDS
 
 
 def test_workers_of_a_node_get_its_plans_one_after_the_other(cluster):

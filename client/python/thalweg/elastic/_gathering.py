@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import threading
 import time
@@ -52,21 +53,26 @@ class FirstWorker:
         self._mailbox = Mailbox(addresses[standing.node], standing, on_left)
         self._lookers = ThreadPoolExecutor(len(addresses), "thw-look")
 
-    def gather(self, standing: Standing, last: Plan | None, seconds: float) -> Plan:
-        """Returns the next plan. Raises TimeoutError after `seconds`, which says why; Finished."""
+    def gather(
+        self, standing: Standing, last: Plan | None, seconds: float, silence: float = math.inf
+    ) -> Plan:
+        """Returns the next plan. Raises Finished; TimeoutError, which says why, after `seconds`, or
+        when no other node has answered for `silence` seconds.
+        """
         del last  # the leader makes no plan twice
         asking = standing._replace(question=secrets.token_hex(8))
         self._mailbox.set_standing(asking)
-        began = said = time.monotonic()
+        began = said = heard = time.monotonic()
         led_since: float | None = None
         why = ""
         answering: dict[int, Standing] = {}
         looked = 0.0
-        while time.monotonic() < began + seconds:
+        while time.monotonic() < min(began + seconds, heard + silence):
             come = self._mailbox.come()
             if not come.keys() <= answering.keys() or time.monotonic() > looked + _LOOK_SECONDS:
                 answering = self._look() | {self._node: asking}
                 looked = time.monotonic()
+                heard = looked if len(answering) > 1 else heard
                 self._check_ended(answering)
                 self._call(answering, asking)
             leader = _quorum.leader(answering)
@@ -87,7 +93,8 @@ class FirstWorker:
                 said = time.monotonic()
                 _log.info("elastic: node %d waits: %s", self._node, why)
             time.sleep(_POLL_SECONDS)
-        raise TimeoutError(f"thalweg: no membership within {seconds:g} s: {why}")
+        waited = time.monotonic() - began
+        raise TimeoutError(f"thalweg: no membership within {waited:.1f} s: {why}")
 
     @contextlib.contextmanager
     def guard(self, plan: Plan, give_up: Callable[[], None]) -> Iterator[None]:
@@ -198,10 +205,13 @@ class FurtherWorker:
     def __init__(self, address: Address) -> None:
         self._address = address
 
-    def gather(self, standing: Standing, last: Plan | None, seconds: float) -> Plan:
+    def gather(
+        self, standing: Standing, last: Plan | None, seconds: float, silence: float = math.inf
+    ) -> Plan:
         """Returns the plan after `last`. Raises TimeoutError; ConnectionError if the first worker
-        has gone.
+        has gone, as it does after `silence`.
         """
+        del silence
         after = "" if last is None else last.name
         heard = began = time.monotonic()
         while time.monotonic() < began + seconds + _GONE_SECONDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
 import os
 import time
 import traceback
@@ -55,8 +56,9 @@ def run(
 
     `nodes` and `node` are THALWEG_ELASTIC and this node's place there. Fewer nodes than `min_nodes`
     do not train. `backend` is that of the process group. `wait` is how many seconds a worker waits
-    for enough nodes; then it raises TimeoutError. RuntimeError, ConnectionError or TimeoutError of
-    `train` mean the loss of a node; the third without a commit in between is raised.
+    for enough nodes; then it raises TimeoutError, or returns what `train` has returned if only the
+    others' end was not heard. RuntimeError, ConnectionError or TimeoutError of `train` mean the
+    loss of a node; the third without a commit in between is raised.
     """
     if train is None:
         return functools.partial(
@@ -126,9 +128,11 @@ class _Runner:
         failed_at, failures = -1, 0
         while True:
             standing = self._standing._replace(commits=state.commits)
+            # Others whose train() has returned, too, may have heard so from all, and have gone.
+            silence = self._settings.timeout if results else math.inf
             try:
-                plan = self._gatherer.gather(standing, self._plan, self._wait)
-            except (Finished, ConnectionError):
+                plan = self._gatherer.gather(standing, self._plan, self._wait, silence)
+            except (Finished, ConnectionError, TimeoutError):
                 if results:
                     return results[0]
                 raise
