@@ -8,7 +8,8 @@
 namespace thalweg {
 
 std::span<const std::byte> CallMemory::Given(const at::Tensor& tensor) {
-  return BytesOf(kept_.emplace_back(tensor.cpu().contiguous()));
+  // The memory of a view may hold the conjugates or negatives of its values.
+  return BytesOf(kept_.emplace_back(tensor.cpu().resolve_conj().resolve_neg().contiguous()));
 }
 
 std::span<std::byte> CallMemory::Got(const at::Tensor& tensor) {
@@ -17,7 +18,6 @@ std::span<std::byte> CallMemory::Got(const at::Tensor& tensor) {
     // The caller's stream may still use the tensor, of which the copy at the end knows nothing.
     c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
   }
-  // The memory of a view may hold the conjugates or negatives of its values.
   if (!tensor.is_cpu() || !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
     target = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
     copies_.emplace_back(target, tensor);

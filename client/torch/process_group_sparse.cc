@@ -84,7 +84,12 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
     Throw(absl::StrCat("allreduce of sparse tensors with ", NameOf(op),
                        " is not supported: expected SUM or AVG"));
   }
-  const at::Tensor mine = tensor.coalesce().cpu();
+  if (op == c10d::ReduceOp::AVG &&
+      c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
+    Throw("allreduce of sparse tensors: integers have no exact mean; take the sum and divide");
+  }
+  // The caller may change the tensor as soon as this returns.
+  const at::Tensor mine = (tensor.is_coalesced() ? tensor.clone() : tensor.coalesce()).cpu();
   const auto whole = MakeWork(c10d::OpType::ALLREDUCE, {tensor}, {tensor}, 1);
   const auto all = std::make_shared<Gathered>();
   const auto self = c10::intrusive_ptr<ProcessGroup>::reclaim_copy(this);

@@ -235,6 +235,7 @@ absl::StatusOr<Aggregator::Seat> Aggregator::SeatLocked(const JoinRequest& reque
                                  options_.trace, options_.snapshots);
     changed_.NotifyAll();
     places_.Take(request);
+    if (!request.resume) ended_.Forget(id);
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.
     if (id.identity.empty() && request.num_nodes > 1 && open_jobs_log_.Admits(Now())) {
@@ -262,6 +263,7 @@ absl::Status Aggregator::CheckOpenLocked(const JobId& id, const JoinRequest& req
                                            "', at least not for one with this secret"));
   }
   if (jobs_.contains(id)) return absl::OkStatus();
+  if (request.resume) THALWEG_RETURN_IF_ERROR(ended_.Check(id, Now()));
   if (draining_) {
     return absl::UnavailableError("this aggregator is shutting down and takes no new jobs");
   }
@@ -277,27 +279,6 @@ absl::Status Aggregator::CheckTenantLocked(const JobId& id, const TenantAccount&
   return admission_.Check(id.name, account, owner.get(), static_cast<size_t>(num_jobs), Now());
 }
 
-std::unique_ptr<Aggregator::Hosting> Aggregator::Host(const std::string& job,
-                                                      const std::string& identity) {
-  MutexLock lock(mutex_);
-  return std::unique_ptr<Hosting>(new Hosting(*this, invited_.insert(JobId{job, identity})));
-}
-
-Aggregator::Hosting::~Hosting() {
-  std::shared_ptr<Job> uninvited;
-  {
-    MutexLock lock(shard_.mutex_);
-    const JobId id = *invitation_;
-    shard_.invited_.erase(invitation_);
-    const auto job = shard_.jobs_.find(id);
-    if (job != shard_.jobs_.end() && !shard_.invited_.contains(id)) uninvited = job->second;
-  }
-  if (uninvited != nullptr) {
-    uninvited->FailUnlessBegun(
-        absl::AbortedError("the workers of a node that is to host a shard are gone"));
-  }
-}
-
 void Aggregator::Vacate(const Seat& seat, const absl::Status& reason) {
   seat.job->RemoveMember(seat.node, reason);
   seat.job->AnswerWaiting(Now());  // the last one takes the job along, before its next Tick
@@ -310,6 +291,7 @@ void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>
   // A new job of the same name may have begun in the meantime.
   if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
   places_.Return(job->first());
+  ended_.Note(id, job->WhyOver(), Now());
   jobs_.erase(found);
   metrics_.jobs.Set(static_cast<double>(jobs_.size()));
   changed_.NotifyAll();

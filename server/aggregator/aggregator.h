@@ -17,6 +17,7 @@
 #include "core/exchange/served_shard.h"
 #include "core/exchange/shard_report.h"
 #include "server/aggregator/admission.h"
+#include "server/aggregator/ended_jobs.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
 #include "server/aggregator/job_places.h"
@@ -27,12 +28,6 @@
 namespace thalweg {
 
 // A JobId names a job on a shard: jobs of one name with different identities are different jobs.
-struct JobId {
-  std::string name;
-  std::string identity;  // see JoinRequest
-  auto operator<=>(const JobId&) const = default;
-};
-
 // An Aggregator is thread-safe. It knows nothing about models and keeps nothing of a job whose last
 // node has left.
 class Aggregator : public ServedShard {
@@ -142,6 +137,7 @@ class Aggregator : public ServedShard {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<JobId> invited_ ABSL_GUARDED_BY(mutex_);  // one for each Hosting
   std::map<JobId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  EndedJobs ended_ ABSL_GUARDED_BY(mutex_);
   JobPlaces places_ ABSL_GUARDED_BY(mutex_);
   Thread ticker_;  // declared last, because it uses everything above
 };

@@ -53,7 +53,11 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
   bool fatal = false;
   {
     MutexLock lock(mutex_);
-    if (!failure_.ok()) return failure_;
+    if (!failure_.ok()) {
+      // A node that has been restarted is not to try again until all others have left.
+      const bool is_over = request.resume && !WhyOverLocked().ok();
+      return is_over ? absl::AbortedError(failure_.message()) : failure_;
+    }
     refusal = CheckSameJob(spec_, request);
     fatal = !refusal.ok() && !members_.IsComplete();
     if (refusal.ok()) refusal = members_.CheckSeat(request);
@@ -284,6 +288,16 @@ void Job::Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl
 bool Job::IsEmpty() {
   MutexLock lock(mutex_);
   return members_.IsEmpty();
+}
+
+absl::Status Job::WhyOver() {
+  MutexLock lock(mutex_);
+  return WhyOverLocked();
+}
+
+absl::Status Job::WhyOverLocked() const {
+  const bool joins_again = !members_.IsComplete() || absl::IsNotFound(failure_);
+  return joins_again ? absl::OkStatus() : failure_;
 }
 
 bool Job::IsUnderWay(TimePoint now) {

@@ -109,6 +109,8 @@ class Job {
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
+  // Returns why a job that had begun has failed for good; OK: it has not, or all nodes join again.
+  absl::Status WhyOver();
   // Returns whether the job has begun and not failed, and its nodes use it.
   bool IsUnderWay(TimePoint now);
   const JoinRequest& first() const { return spec_; }  // the request, without its rounds
@@ -270,6 +272,7 @@ class Job {
   // sinks that get a result, of at most MostBytesOfResultLocked; the last one counts a chunk whose
   // residual is gone.
   absl::Status GatherRoundsLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WhyOverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

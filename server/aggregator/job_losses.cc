@@ -13,6 +13,9 @@ namespace thalweg {
 absl::StatusOr<std::optional<Job::Loss>> Job::LoseLocked(uint32_t node, const absl::Status& why,
                                                          TimePoint now) {
   if (!failure_.ok() || !members_.CanLose(node)) return std::nullopt;
+  if (const absl::Status needed = resumption_.CheckMayLose(node); !needed.ok()) {
+    return absl::Status(why.code(), absl::StrCat(needed.message(), ": ", why.message()));
+  }
   const bool was_present = peers_[node].sink != nullptr;
   const Members::Change change = members_.SetLost(node, std::string(why.message()));
   spdlog::warn("job '{}': goes on without {}: {}", spec_.job, members_.Name(node), change.why);

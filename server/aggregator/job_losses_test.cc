@@ -23,13 +23,21 @@ const absl::Status kWhy = absl::UnavailableError("rank 7 is gone");
 // Three nodes of 1, 2 and 1 workers contribute their number plus one.
 class JobLossesTest : public ::testing::Test {
  protected:
-  JobLossesTest() {
+  using Rounds = std::vector<BucketRounds>;
+
+  // With `rounds`, by node, the nodes resume the job.
+  explicit JobLossesTest(const std::vector<Rounds>& rounds = {}) {
     for (uint32_t node = 0; node < 3; ++node) {
       JoinRequest request = RequestOf(node, 3);
       request.workers = node == 1 ? 2 : 1;
       request.world_size = 4;
       request.round_timeout = std::chrono::hours(1);
       request.losses = {kMinNodes, kGrace};
+      if (!rounds.empty()) {
+        request.chunk_bytes = kMinChunkBytes;
+        request.window_chunks = 64;
+        request.resume = rounds[node];
+      }
       if (node == 0) job_ = std::make_unique<Job>(request, 64, memory_, metrics_, faults_);
       sinks_.push_back(std::make_shared<ListSink>());
       EXPECT_TRUE(job_->AddMember(request, sinks_.back(), start_).ok());
@@ -156,6 +164,40 @@ TEST_F(JobLossesTest, RestartedNodeCannotReturnToAJobThatHasGoneOn) {
   request.resume.emplace();
   const auto again = job.GathersAgainFor(request);
   EXPECT_TRUE(absl::IsFailedPrecondition(again.status())) << again.status();
+}
+
+// Only node 0 has the result of round 1.
+class ResumedJobLossesTest : public JobLossesTest {
+ protected:
+  ResumedJobLossesTest() : JobLossesTest({{{kBucket, {1}}}, {}, {}}) {}
+
+  absl::Status Supply() {
+    const auto bytes = std::make_shared<const Bytes>(EncodedFloats({7}));
+    return job_->Supply(
+        0, {{kBucket, 0, 1}, 1, WireFormat::kFloat32, 1, 4, 0, Payload(std::span(*bytes), bytes)},
+        start_);
+  }
+};
+
+TEST_F(ResumedJobLossesTest, NodeThatWasToSupplyWhatOthersLackEndsTheJobWithItsReason) {
+  ASSERT_TRUE(Contribute(1, 1).ok());
+  job_->RemoveMember(0, kWhy);
+  for (const uint32_t node : {1, 2}) {
+    ASSERT_THAT(sinks_[node]->failures, SizeIs(1));
+    EXPECT_THAT(
+        std::string(sinks_[node]->failures[0].message()),
+        HasSubstr("the result of round 1 of chunk 0 of bucket 0, which others lack, was to come "
+                  "from it: node 0 (host0): rank 7 is gone"));
+  }
+}
+
+TEST_F(ResumedJobLossesTest, LossOfAnotherNodeLetsAResultBeSuppliedAndTheJobGoOn) {
+  ASSERT_TRUE(Contribute(1, 1).ok());
+  job_->RemoveMember(2, kWhy);
+  ASSERT_TRUE(Supply().ok());
+  ExpectMean({1}, 1, 7, 4);
+  ASSERT_TRUE(Contribute(0, 2).ok() && Contribute(1, 2).ok());
+  ExpectMean({0, 1}, 2, 5.0F / 3, 3);
 }
 
 TEST_F(JobLossesTest, WeightsOnTheShardNeedAllNodes) {

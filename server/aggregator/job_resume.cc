@@ -61,8 +61,7 @@ std::function<void()> Job::Forget(const JoinRequest& request) {
 
 absl::Status Job::ResumeLocked() {
   if (!spec_.resume) return absl::OkStatus();
-  const absl::StatusOr<std::vector<RoundId>> complete =
-      resumption_.Settle(spec_.num_nodes, engine_.max_held());
+  const absl::StatusOr<std::vector<RoundId>> complete = resumption_.Settle(spec_.num_nodes);
   if (absl::IsDataLoss(complete.status())) {
     return absl::DataLossError(
         absl::StrCat(complete.status().message(), "; ", LostWeights().message()));
@@ -122,13 +121,14 @@ absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
   const uint64_t most = MostBytesOfResultLocked();
-  // In a pull no worker contributes, and in a group only some do.
-  if (result.epoch != members_.epoch() || result.workers > spec_.world_size || bytes > most ||
+  // The epoch stays that of the joining when nodes are lost. In a pull no worker contributes, and
+  // in a group only some do.
+  if (result.epoch != engine_.epoch() || result.workers > spec_.world_size || bytes > most ||
       !IsPayloadSize(result.wire, result.elems, bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         members_.Name(node), " supplies a result of epoch ", result.epoch, " and ", result.workers,
         " workers with ", result.elems, " elements in ", bytes, " bytes, expected epoch ",
-        members_.epoch(), ", at most ", spec_.world_size, " workers, and the bytes of ",
+        engine_.epoch(), ", at most ", spec_.world_size, " workers, and the bytes of ",
         result.elems, " elements in ", Name(result.wire), ", at most ", most));
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));

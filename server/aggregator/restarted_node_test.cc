@@ -101,6 +101,23 @@ TEST_F(RestartedNodeTest, AllNodesJoinAgainAndGoOn) {
   EXPECT_THAT(shard_.Report(Now()).faults, IsEmpty());
 }
 
+TEST_F(RestartedNodeTest, NodeThatComesBackWhenTheJobHasFailedIsToldWhyUntilAnotherOneBegins) {
+  Start("key");
+  (*lives_[0].member)->Leave(absl::UnavailableError("rank 7 is gone"));
+  std::array<Life, 3> next;
+  for (const size_t jobs : {1, 0}) {  // the job is there as long as node 1 has its seat
+    EXPECT_EQ(shard_.num_jobs(), jobs);
+    Resume(1, 3, next[jobs]);
+    EXPECT_TRUE(absl::IsAborted(next[jobs].member.status())) << next[jobs].member.status();
+    EXPECT_THAT(std::string(next[jobs].member.status().message()), HasSubstr("rank 7 is gone"));
+    if (jobs == 1) (*lives_[1].member)->Leave(absl::OkStatus());
+  }
+  Start("key");
+  for (Life& life : lives_) (*life.member)->Leave(absl::OkStatus());
+  Resume(1, 3, next[2]);
+  EXPECT_EQ(shard_.num_jobs(), 1u);  // which gathers
+}
+
 TEST_F(RestartedNodeTest, NodeThatIsRestartedAgainWhileTheOthersAreAwaitedIsAwaitedNoMore) {
   Start("key");
   std::array<Life, 3> next;

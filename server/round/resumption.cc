@@ -1,7 +1,6 @@
 #include "server/round/resumption.h"
 
 #include <algorithm>
-#include <bitset>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -82,10 +81,8 @@ absl::Status Resumption::CheckApart(const ChunkKey& chunk, const Rounds& rounds,
       ": nodes are more than one round apart only where the shard keeps weights"));
 }
 
-absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint64_t windows) {
+absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes) {
   std::vector<RoundId> complete;
-  std::bitset<kMaxParts> parts;
-  uint64_t lacking = 0;
   const auto gathered = std::exchange(gathered_, {});
   num_gathered_ = 0;
   numbers_ = 0;
@@ -99,17 +96,12 @@ absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint
       if (rounds.nodes == 0) continue;
       THALWEG_RETURN_IF_ERROR(CheckApart({bucket, chunk}, rounds, num_nodes));
       complete.push_back({bucket, chunk, rounds.last});
-      parts.set(bucket.part);
       if (rounds.holders == num_nodes) continue;
       missing_[{bucket, chunk}] = {rounds.last, rounds.holder, num_nodes - rounds.holders};
-      lacking += num_nodes - rounds.holders;
     }
   }
   num_settled_ = complete.size();
-  const uint64_t max_lacking = windows * parts.count();
-  if (lacking <= max_lacking) return complete;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the nodes lack ", lacking, " results, expected at most their windows: ", max_lacking));
+  return complete;
 }
 
 std::vector<BucketRounds> Resumption::WantedFrom(uint32_t node) const {
@@ -126,8 +118,13 @@ std::vector<BucketRounds> Resumption::WantedFrom(uint32_t node) const {
 
 bool Resumption::Ask(uint32_t node, const RoundId& id, std::optional<RoundResult>* result) {
   const auto found = missing_.find({id.bucket, id.chunk});
-  if (found == missing_.end() || found->second.round != id.round) return false;
+  if (found == missing_.end()) return false;
   Missing& missing = found->second;
+  if (missing.round != id.round) {
+    // The round after it is complete, so that only lost nodes still lack it.
+    if (missing.result && id.round > missing.round + 1) missing_.erase(found);
+    return false;
+  }
   if (std::find(missing.asked.begin(), missing.asked.end(), node) != missing.asked.end()) {
     return true;
   }
@@ -151,6 +148,16 @@ absl::StatusOr<std::vector<uint32_t>> Resumption::Supply(uint32_t node, const Ro
   missing.result = result;
   if (asked.size() == missing.lacking) missing_.erase(found);
   return asked;
+}
+
+absl::Status Resumption::CheckMayLose(uint32_t node) const {
+  for (const auto& [key, missing] : missing_) {
+    if (missing.holder != node || missing.result) continue;
+    return absl::FailedPreconditionError(absl::StrCat("the result of round ", missing.round, " of ",
+                                                      ChunkName(key.first, key.second),
+                                                      ", which others lack, was to come from it"));
+  }
+  return absl::OkStatus();
 }
 
 uint64_t Resumption::bytes() const {

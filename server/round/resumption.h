@@ -29,9 +29,9 @@ class Resumption {
   absl::Status Add(uint32_t node, const std::vector<BucketRounds>& completed);
   // Call once, when all nodes have been added. Returns the last complete round of each chunk of the
   // latest layouts. DataLoss: two nodes are more than one round apart, which is named, so that the
-  // shard has kept weights. InvalidArgument: the nodes lack more results together than their
-  // windows have room for, which are `windows` for each part among the chunks.
-  absl::StatusOr<std::vector<RoundId>> Settle(uint32_t num_nodes, uint64_t windows);
+  // shard has kept weights. A node that has been restarted knows of whole buckets alone, and may
+  // lack all results of those that were under way.
+  absl::StatusOr<std::vector<RoundId>> Settle(uint32_t num_nodes);
 
   // Both after Settle: what `node` must supply; and how many results are still wanted or not yet
   // passed on to all that lack them.
@@ -45,6 +45,9 @@ class Resumption {
   // Takes a result and returns the nodes that have asked for it. FailedPrecondition: it is not
   // wanted from `node`.
   absl::StatusOr<std::vector<uint32_t>> Supply(uint32_t node, const RoundResult& result);
+  // After Settle: the job is to go on without `node`. FailedPrecondition: others lack a result that
+  // it was to supply, which is named.
+  absl::Status CheckMayLose(uint32_t node) const;
 
   // Returns about how much memory the rounds take, here and in a RoundEngine, without the payloads
   // of results.

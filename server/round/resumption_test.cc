@@ -13,7 +13,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr BucketId kBucket{3, 1, 0};
-constexpr uint64_t kPlenty = 1000;
 
 RoundResult Result(RoundId id) { return {id, 1, WireFormat::kFloat32, 1, 3, 0, Payload()}; }
 
@@ -24,7 +23,7 @@ TEST(ResumptionTest, NodesWithTheSameRoundsLackNothing) {
   for (uint32_t node = 0; node < 3; ++node) {
     ASSERT_TRUE(all.Add(node, {{kBucket, {7, 0, 6}}, {{4, 0, 2}, {1}}}).ok());
   }
-  const auto complete = all.Settle(3, kPlenty);
+  const auto complete = all.Settle(3);
   ASSERT_TRUE(complete.ok()) << complete.status();
   EXPECT_THAT(*complete, ElementsAre(RoundId{kBucket, 0, 7}, RoundId{kBucket, 2, 6},
                                      RoundId{{4, 0, 2}, 0, 1}));
@@ -40,7 +39,7 @@ TEST(ResumptionTest, LowestNodeWithAResultSuppliesItToThoseThatAsk) {
   ASSERT_TRUE(all.Add(0, {{kBucket, {5, 7}}}).ok());
   ASSERT_TRUE(all.Add(1, {{kBucket, {5, 8}}}).ok());
   ASSERT_TRUE(all.Add(3, {{kBucket, {5, 7}}}).ok());
-  const auto complete = all.Settle(4, kPlenty);
+  const auto complete = all.Settle(4);
   ASSERT_TRUE(complete.ok()) << complete.status();
   EXPECT_THAT(*complete, ElementsAre(RoundId{kBucket, 0, 5}, RoundId{kBucket, 1, 8}));
   EXPECT_THAT(all.WantedFrom(0), IsEmpty());
@@ -66,7 +65,7 @@ TEST(ResumptionTest, NodeWithoutAnyRoundLacksTheFirstResult) {
   Resumption all;
   ASSERT_TRUE(all.Add(0, {{kBucket, {1}}}).ok());
   ASSERT_TRUE(all.Add(1, {}).ok());
-  ASSERT_TRUE(all.Settle(2, kPlenty).ok());
+  ASSERT_TRUE(all.Settle(2).ok());
   EXPECT_THAT(all.WantedFrom(0), ElementsAre(BucketRounds{kBucket, {1}}));
 }
 
@@ -75,7 +74,7 @@ TEST(ResumptionTest, ResultThatIsNotWantedIsRefused) {
   ASSERT_TRUE(all.Add(0, {{kBucket, {2}}}).ok());
   ASSERT_TRUE(all.Add(1, {{kBucket, {2}}}).ok());
   ASSERT_TRUE(all.Add(2, {{kBucket, {1}}}).ok());
-  ASSERT_TRUE(all.Settle(3, kPlenty).ok());
+  ASSERT_TRUE(all.Settle(3).ok());
   const auto code = [&](uint32_t node, RoundId id) {
     return all.Supply(node, Result(id)).status();
   };
@@ -90,7 +89,7 @@ TEST(ResumptionTest, NodesMoreThanOneRoundApartAreNamed) {
   Resumption all;
   ASSERT_TRUE(all.Add(0, {{kBucket, {4, 9}}}).ok());
   ASSERT_TRUE(all.Add(1, {{kBucket, {4, 7}}}).ok());
-  const absl::Status refused = all.Settle(2, kPlenty).status();
+  const absl::Status refused = all.Settle(2).status();
   EXPECT_TRUE(absl::IsDataLoss(refused));
   EXPECT_THAT(MessageOf(refused), HasSubstr("node 0 resumes with round 9 of chunk 1 of bucket 3 "
                                             "(layout 1), node 1 with round 7"));
@@ -98,7 +97,7 @@ TEST(ResumptionTest, NodesMoreThanOneRoundApartAreNamed) {
   Resumption absent;
   ASSERT_TRUE(absent.Add(0, {{kBucket, {2}}}).ok());
   ASSERT_TRUE(absent.Add(1, {}).ok());
-  EXPECT_TRUE(absl::IsDataLoss(absent.Settle(2, kPlenty).status()));
+  EXPECT_TRUE(absl::IsDataLoss(absent.Settle(2).status()));
 }
 
 TEST(ResumptionTest, EarlierLayoutCountsUntilALaterOneHasAResult) {
@@ -106,14 +105,14 @@ TEST(ResumptionTest, EarlierLayoutCountsUntilALaterOneHasAResult) {
   Resumption both;  // node 1 forgot the earlier layout with its first result of the later one
   ASSERT_TRUE(both.Add(0, {{kBucket, {9}}}).ok());
   ASSERT_TRUE(both.Add(1, {{later, {1}}}).ok());
-  const auto complete = both.Settle(2, kPlenty);
+  const auto complete = both.Settle(2);
   ASSERT_TRUE(complete.ok()) << complete.status();
   EXPECT_THAT(*complete, ElementsAre(RoundId{later, 0, 1}));
 
   Resumption earlier;
   ASSERT_TRUE(earlier.Add(0, {{kBucket, {9}}}).ok());
   ASSERT_TRUE(earlier.Add(1, {{kBucket, {8}}}).ok());
-  ASSERT_TRUE(earlier.Settle(2, kPlenty).ok());
+  ASSERT_TRUE(earlier.Settle(2).ok());
   EXPECT_EQ(earlier.num_missing(), 1u);
 }
 
@@ -132,21 +131,36 @@ TEST(ResumptionTest, WhatNodesSayIsBounded) {
   EXPECT_TRUE(absl::IsInvalidArgument(together.Add(1, {{{1, 0, 0}, half}})));
 }
 
-TEST(ResumptionTest, NodesLackAtMostTheirWindows) {
+TEST(ResumptionTest, RestartedNodeMayLackAllResultsOfABucket) {
   Resumption all;
-  ASSERT_TRUE(all.Add(0, {{kBucket, {2, 2, 2}}}).ok());
-  ASSERT_TRUE(all.Add(1, {{kBucket, {1, 1, 1}}}).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(all.Settle(2, 2).status()));
+  ASSERT_TRUE(all.Add(0, {{kBucket, std::vector<uint64_t>(1000, 2)}}).ok());
+  ASSERT_TRUE(all.Add(1, {{kBucket, std::vector<uint64_t>(1000, 1)}}).ok());
+  ASSERT_TRUE(all.Settle(2).ok());
+  EXPECT_EQ(all.num_missing(), 1000u);
 }
 
-TEST(ResumptionTest, EachPartThatNodesHaveUsedHasAWindow) {
-  const BucketId other{3, 1, 1};
-  for (const uint64_t windows : {1, 2}) {
-    Resumption all;
-    ASSERT_TRUE(all.Add(0, {{kBucket, {2, 2}}, {other, {2}}}).ok());
-    ASSERT_TRUE(all.Add(1, {{kBucket, {1, 1}}, {other, {1}}}).ok());
-    EXPECT_EQ(all.Settle(2, windows).ok(), windows == 2);
-  }
+TEST(ResumptionTest, NodeThatHasWhatOthersLackMayBeLostOnceItHasSuppliedIt) {
+  Resumption all;
+  ASSERT_TRUE(all.Add(0, {{kBucket, {2}}}).ok());
+  ASSERT_TRUE(all.Add(1, {{kBucket, {1}}}).ok());
+  ASSERT_TRUE(all.Settle(2).ok());
+  EXPECT_TRUE(all.CheckMayLose(1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(all.CheckMayLose(0)));
+  ASSERT_TRUE(all.Supply(0, Result({kBucket, 0, 2})).ok());
+  EXPECT_TRUE(all.CheckMayLose(0).ok());
+}
+
+TEST(ResumptionTest, ResultThatOnlyLostNodesLackIsForgottenTwoRoundsLater) {
+  Resumption all;
+  ASSERT_TRUE(all.Add(0, {{kBucket, {2}}}).ok());
+  ASSERT_TRUE(all.Add(1, {{kBucket, {1}}}).ok());
+  ASSERT_TRUE(all.Settle(2).ok());
+  std::optional<RoundResult> result;
+  ASSERT_TRUE(all.Supply(0, Result({kBucket, 0, 2})).ok());
+  EXPECT_FALSE(all.Ask(0, {kBucket, 0, 3}, &result));
+  EXPECT_EQ(all.num_missing(), 1u);
+  EXPECT_FALSE(all.Ask(0, {kBucket, 0, 4}, &result));
+  EXPECT_EQ(all.num_missing(), 0u);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ LambFactors LambFactorsOf(const UpdateRule& rule, const UpdateStep& step, const 
 }
 
 SgdFactors SgdFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
-                        uint64_t number) {
+                        bool begins) {
   SgdSettings settings;
   settings.lr = group.lr;
   settings.weight_decay = group.weight_decay;
@@ -67,7 +67,7 @@ SgdFactors SgdFactorsOf(const UpdateRule& rule, const UpdateStep& step, const Gr
   settings.momentum = group.momentum;
   settings.dampening = group.dampening;
   settings.nesterov = rule.nesterov;
-  return FactorsOf(settings, number == 1, GradFactor(settings, step, kTorchNormEpsilon));
+  return FactorsOf(settings, begins, GradFactor(settings, step, kTorchNormEpsilon));
 }
 
 // What a step reads and writes: weights, the mean, and where the new weights are sent from.
@@ -116,7 +116,11 @@ void Step(const Arrays& arrays, const UpdateRule& rule, std::span<const UpdatePi
     const auto [tensors, index] = TensorsOf<LambTensor>(arrays, rule, pieces, step, LambFactorsOf);
     RunLambStep(tensors, index, 0, index.Size());
   } else {
-    const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
+    // As in torch, the first step with a momentum is the whole gradient's, whenever that is.
+    const auto factors_of = [begins = arrays.weights.moments[0].empty()](
+                                const UpdateRule& of, const UpdateStep& at, const GroupStep& group,
+                                uint64_t) { return SgdFactorsOf(of, at, group, begins); };
+    const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, factors_of);
     RunSgd(tensors, index, 0, index.Size());
   }
 }

@@ -242,6 +242,25 @@ TEST_P(DifferencesTest, WeightsThatHaveBeenWrittenComeWhole) {
   }
 }
 
+TEST(WeightsTest, MomentumThatBeginsLaterBeginsWithTheWholeGradient) {
+  ChunkState state(1);
+  {
+    MutexLock lock(state.mutex);
+    state.weights.params = {0};
+  }
+  const float gradient = 1;
+  GroupStep group{.lr = 1, .dampening = 0.25};
+  // torch's buffer is 1, and then 0.5 + 0.75.
+  for (const auto& [momentum, expected] : {std::pair(0.0, -1.0f), {0.5, -2.0f}, {0.5, -3.25f}}) {
+    group.momentum = momentum;
+    ASSERT_TRUE(UpdateWeights(Mean(&gradient, 1, 1), Rule(Optimizer::kSgd), {{{{0, 1}, 0}}},
+                              {{group, group}}, state)
+                    .ok());
+    MutexLock lock(state.mutex);
+    EXPECT_EQ(state.weights.params[0], expected);
+  }
+}
+
 TEST(WeightsTest, ShardWithoutWeightsRefuses) {
   ChunkState state(10);
   const Floats gradient(10);

@@ -225,10 +225,16 @@ def of_another_kind() -> str:
 
 
 def negated() -> list[float]:
-    """Gathers into a view whose memory holds negatives, as that of a conjugate's imaginary part."""
-    parts = [torch.zeros(1)._neg_view() for _ in range(dist.get_world_size())]
+    """Gathers into views whose memory holds negatives, as that of a conjugate's imaginary part, and
+    sums such ones.
+    """
+    ranks = range(dist.get_world_size())
+    parts = [torch.zeros(1)._neg_view() for _ in ranks]
     dist.all_gather(parts, torch.tensor([1.0 + dist.get_rank()]))
-    return [part.item() for part in parts]
+    given = [torch.tensor([1.0 + rank])._neg_view() for rank in ranks]
+    total = torch.zeros(1)
+    dist.reduce_scatter(total, given)
+    return [part.item() for part in (*parts, total)]
 
 
 def deserted() -> str:

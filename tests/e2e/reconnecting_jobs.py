@@ -33,11 +33,16 @@ def steps() -> Iterator[None]:
 
 
 def train() -> tuple[int, str]:
+    """WIDE: buckets have many more chunks than windows."""
     torch.manual_seed(0)
+    wide = int(os.environ.get("WIDE", "1"))
     model = torch.nn.Sequential(
-        torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 32), torch.nn.Linear(32, 8)
+        torch.nn.Linear(64, 128 * wide),
+        torch.nn.Tanh(),
+        torch.nn.Linear(128 * wide, 32 * wide),
+        torch.nn.Linear(32 * wide, 8),
     )
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.02 * wide**2)
     state = thalweg.ddp.attach(ddp, codec=os.environ["CODEC"], chunk_bytes=4096)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     random = torch.Generator().manual_seed(dist.get_rank())

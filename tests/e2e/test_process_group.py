@@ -176,8 +176,8 @@ def test_another_operation_on_another_node_is_named_within_the_timeout(tmp_path)
     assert "under way on node 1: reduce 2 of group '0'" in last
 
 
-def test_output_whose_memory_holds_negatives_gets_the_values(tmp_path):
-    assert run("negated", tmp_path, (1, 1), 0) == [[1.0, 2.0]] * 2
+def test_tensors_whose_memory_holds_negatives_have_their_values(tmp_path):
+    assert run("negated", tmp_path, (1, 1), 0) == [[1.0, 2.0, -2.0], [1.0, 2.0, -4.0]]
 
 
 @pytest.mark.parametrize("nodes", [(2,), (1, 1)])

@@ -113,6 +113,22 @@ def test_killed_sidecars_that_come_back_change_no_weight(codec, local, way, tmp_
 
 
 @pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
+def test_killed_sidecar_may_lack_the_results_of_more_chunks_than_windows_have(way, tmp_path):
+    env = {**PATIENT, "WIDE": "8"}  # 263 chunks in the largest bucket
+    with servers(shards=2 if way == BY_AGGREGATORS else 0) as cluster:
+        sidecars = add_sidecars(cluster, way, 2, "--respawn", env=env)
+        job = train(cluster, tmp_path / "job", sidecars, "fp32", env=env)
+        for _ in range(3):
+            await_buckets(sidecars[0], job, 8)
+            kill(sidecars[1])
+            await_return(sidecars[1], job)
+            await_buckets(sidecars[0], job, 1)
+        (tmp_path / "job" / "over").touch()
+        first, second = job.results()
+    assert first == second
+
+
+@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
 @pytest.mark.parametrize("codec", ["int8:start=0", "onebit:start=10"])
 def test_what_shards_had_left_out_of_results_is_lost_with_a_sidecar_and_counted(
     codec, way, tmp_path
