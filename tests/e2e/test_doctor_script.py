@@ -79,6 +79,19 @@ def test_script_is_told_how_seldom_to_exchange_over_links_of_a_rate(tmp_path):
     assert "local updates (thalweg.ps.LocalOptimizer) with every=" in lines[3]
 
 
+@pytest.mark.parametrize("argument", ["right", "without"])
+def test_script_that_asks_for_nothing_gets_the_advice_and_has_not_failed(tmp_path, argument):
+    code, lines = doctor(tmp_path, argument, {}, options=("--rate", "1kbit"))
+    assert code == 0
+    assert lines[1].startswith("note  nothing asks for Thalweg: set THALWEG_CODEC")
+    assert lines[2].startswith(
+        "note  DistributedDataParallel(Linear) is not attached: neither variables nor the script"
+        if argument == "right"
+        else "note  there is no DistributedDataParallel module"
+    )
+    assert "to exchange 0.00404 MB takes 32.3 s with 2 nodes" in lines[3]
+
+
 def test_script_whose_optimizer_moves_to_the_shards_is_said_to_do_so(tmp_path):
     code, lines = doctor(tmp_path, "right", {"THALWEG_PS": "auto"})
     assert code == 0
@@ -141,6 +154,7 @@ def test_models_without_distributed_data_parallel_are_said_to_use_thalweg(tmp_pa
             FP16,
             "there is no DistributedDataParallel module, which the variables and att",
         ),
+        ("right", {}, "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attac"),
         ("hook", FP16, "is not attached: its communication hook bf16_compress_hook wins over vari"),
         (
             "bypass",

@@ -69,9 +69,11 @@ def main() -> int:
     error = ""
     try:
         _script.run(command)
-        lines = _look(steps.count, int(wanted))
+        lines = _look(steps.count, int(wanted), float(rate))
     except _script.Done:
-        lines = _look(steps.count, int(wanted))  # the script's frames, and its modules, still live
+        lines = _look(
+            steps.count, int(wanted), float(rate)
+        )  # the script's frames, and its modules, still live
         lines += _of_links(float(rate), ended)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever it is, it is reported
         traceback.print_exc()
@@ -105,17 +107,28 @@ def _write(report: Path, lines: Sequence[Line]) -> None:
         report.hardlink_to(own)
 
 
-def _look(steps: int, wanted: int) -> list[Line]:
-    """Returns what has become of the environment's wishes and of the modules that there are."""
+def _look(steps: int, wanted: int, rate: float) -> list[Line]:
+    """Returns what has become of the environment's wishes and of the modules that there are.
+
+    Where nothing asks for Thalweg, a rate asks for advice alone, and nothing has failed.
+    """
     modules, optimizers = _alive(DistributedDataParallel), _alive(Optimizer)
     level, why = ("ok", "") if steps >= wanted else ("FAIL", f", before {wanted} were made")
     lines = [Line(level, f"the script has made {steps} steps of its optimizer{why}")]
     activation = Activation.from_env()
     others = _of_others(optimizers)
-    asks = any(ddp.state_of(module) for module in modules) or bool(others)
-    lines += _of_variables(activation, asks)
-    lines += [_of_module(module, activation) for module in modules] + others
-    return lines if modules or others else [*lines, _without_modules(optimizers)]
+    lines += [
+        Line("FAIL", f"the variable {name} means nothing{like}")
+        for name, like in _variables.misspelt()
+    ]
+    found = [_of_module(module, activation) for module in modules] + others
+    found = found or [_without_modules(optimizers)]
+    who = _who_asks(activation, any(ddp.state_of(module) for module in modules) or bool(others))
+    if who:
+        return [*lines, Line("ok", who), *found]
+    text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
+    found = [Line("FAIL", text), *found]
+    return [*lines, *([Line("note", line.text) for line in found] if rate else found)]
 
 
 def _alive(kind: type[T]) -> list[T]:
@@ -123,19 +136,15 @@ def _alive(kind: type[T]) -> list[T]:
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
 
 
-def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
-    unknown = [
-        Line("FAIL", f"the variable {name} means nothing{like}")
-        for name, like in _variables.misspelt()
-    ]
+def _who_asks(activation: Activation, script_asks: bool) -> str:
+    """Returns what asks for Thalweg; empty: nothing does."""
     asking = activation.variables if activation.codec else ()
     asking = (*asking, *_variables.assignments(["THALWEG_PS", "THALWEG_PS_MODE"]))
     if asking:
-        return [*unknown, Line("ok", f"variables ask for Thalweg: {', '.join(asking)}")]
+        return f"variables ask for Thalweg: {', '.join(asking)}"
     if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):
-        return [*unknown, Line("ok", "the script asks for Thalweg itself")]
-    text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
-    return [*unknown, Line("FAIL", text)]
+        return "the script asks for Thalweg itself"
+    return ""
 
 
 def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
