@@ -41,6 +41,25 @@ def left_early() -> dict[str, Any]:
     return {"servers": digest(ours.model), "workers": digest(theirs.model.module)}
 
 
+def change_weights(trainer: Trainer) -> None:
+    with torch.no_grad():
+        trainer.model[2].weight.mul_(0.5)
+    trainer.train(1)
+
+
+def change_weights_late(trainer: Trainer) -> None:
+    trainer.optimizer.zero_grad()
+    trainer.loss().backward()
+    with torch.no_grad():
+        trainer.model[2].weight.mul_(0.5)
+    trainer.optimizer.step()
+
+
+def replace_weights(trainer: Trainer) -> None:
+    trainer.model[2].weight.data = trainer.model[2].weight.data * 0.5
+    trainer.train(1)
+
+
 def broken() -> str:
     """Does what BREAK says; returns the error."""
 
@@ -64,11 +83,6 @@ def broken() -> str:
         trainer.loss().backward()
         trainer.optimizer.param_groups[0]["lr"] *= 2
         trainer.optimizer.step()
-
-    def change_weights(trainer: Trainer) -> None:
-        with torch.no_grad():
-            trainer.model[2].weight.mul_(0.5)
-        trainer.train(1)
 
     def leave_one_out(trainer: Trainer) -> None:
         trainer.optimizer.zero_grad()
@@ -102,6 +116,8 @@ def broken() -> str:
         backward_after_zero_grad,
         change_settings,
         change_weights,
+        change_weights_late,
+        replace_weights,
         leave_one_out,
         scale,
         share_memory,

@@ -3,6 +3,7 @@ OUT`. Each returns by how much its weights differ from those that torch's optimi
 much these have moved.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -188,6 +189,25 @@ def overlapped_attention() -> tuple[float, float]:
     return pair.differences()
 
 
+def overlapped_return() -> tuple[float, float]:
+    """Goes back to a checkpoint right after a step that does not wait for its weights."""
+    pair = Pair(overlap=True)
+    both = [(pair.ours, pair.optimizer), (pair.torchs, pair.torch_optimizer)]
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+        if step == 1:
+            saved = [copy.deepcopy([one.state_dict() for one in each]) for each in both]
+        if step == 4:
+            for (model, optimizer), (weights, state) in zip(both, saved, strict=True):
+                model.load_state_dict(weights)
+                optimizer.load_state_dict(state)
+    pair.ours.state_dict()
+    return pair.differences()
+
+
 @torch.no_grad()
 def _evaluated(model: nn.Module) -> float:
     loss = float(_loss(model.eval(), 0, 0))
@@ -206,6 +226,7 @@ FORMS: dict[str, Callable[[], tuple[float, float]]] = {
         published_by_one,
         differentiated_again,
         overlapped_attention,
+        overlapped_return,
     )
 }
 

@@ -66,6 +66,20 @@ def test_weights_used_before_they_were_here_fail_the_step(tmp_path):
     assert "Error: " in second
 
 
+@pytest.mark.parametrize(
+    ("how", "env"),
+    [
+        ("change_weights", {"OVERLAP": "1"}),
+        ("replace_weights", {"OVERLAP": "1"}),
+        ("change_weights_late", {}),
+    ],
+)
+def test_change_that_weights_on_their_way_would_overwrite_ends_the_job(how, env, tmp_path):
+    first, second = run("broken", tmp_path, (1, 1), 0, BREAK=how, **env)
+    assert "0.1 has been changed while its new weights were on their way" in first
+    assert "Error: " in second
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     first, second = run("broken", tmp_path, (1, 1), 0, BREAK=how)

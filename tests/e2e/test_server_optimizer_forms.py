@@ -19,6 +19,7 @@ FORMS = (
     "published_by_one",
     "differentiated_again",
     "overlapped_attention",
+    "overlapped_return",
 )
 
 

@@ -158,6 +158,12 @@ DECLARED = (
         compiled=False,
     ),
     Method(
+        nn.Module,
+        "load_state_dict",
+        (Layer("ps", "weights that are on their way from shards do not replace what is loaded"),),
+        compiled=False,
+    ),
+    Method(
         distributed_c10d,
         "_new_process_group_helper",
         (Layer("default_group", "the environment has a say in the default group's back end"),),

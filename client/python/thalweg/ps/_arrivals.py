@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.ps._bucket import Bucket
+from thalweg.ps._step_faults import overtaking_of
 
 
 class Arrivals:
     """The weights of a job that a worker has not put in place yet."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], fail: weakref.WeakMethod[Callable[[str], None]]
+    ) -> None:
+        """`fail` ends the job, and raises RuntimeError with what the script has done wrong."""
         self._buckets = buckets
+        self._fail = fail
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
         tensors = (each.tensor for bucket in buckets for each in bucket.parameters)
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -59,8 +65,11 @@ class Arrivals:
 
     def land(self, bucket: Bucket) -> None:
         """Waits for the bucket's weights if they are on their way, and puts them in place. Raises
-        RuntimeError.
+        RuntimeError, also where other code has changed what they would replace.
         """
+        fail = self._fail()
+        if fail is not None and (fault := overtaking_of(bucket)):
+            fail(fault)
         # A write to one of the views of a tensor counts as one to all of them.
         others = [b for b in self._buckets if self._shares_memory and not b.changed()]
         bucket.land()

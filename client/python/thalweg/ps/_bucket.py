@@ -16,6 +16,7 @@ from thalweg.ps._pace import Pace
 from thalweg.ps._parameters import Parameter
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Kind, Rule
+from thalweg.ps._seen import Seen
 from thalweg.ps._staging import Staging, flattened, on_cpu
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Bucket:
         self._gathered: set[int] = set()
         self.flight = Flight()
         self.waited = self._told = 0.0  # seconds, for weights; of these the sidecar has heard
+        self._seen = Seen(parameters)
         self.connect(session)
-        self.remember()
 
     def connect(self, session: _C.Session) -> None:
         """Goes on in that session, with nothing gathered and nothing on its way."""
@@ -153,6 +154,7 @@ class Bucket:
     def expect(self) -> None:
         """The weights are on their way."""
         self._gathered.clear()
+        self._seen.note_memory()
         self.is_coming = True
 
     def drop(self) -> None:
@@ -180,15 +182,15 @@ class Bucket:
 
     def remember(self) -> None:
         """The parameters are what the shards have, or will be."""
-        self._versions = [tensor._version for tensor in self._tensors()]
+        self._seen.remember()
 
     def changed(self) -> list[str]:
         """Returns the names of parameters that somebody has changed since."""
-        return [
-            each.name
-            for each, version in zip(self.parameters, self._versions, strict=True)
-            if each.tensor._version != version
-        ]
+        return self._seen.changed()
+
+    def overtaken(self) -> list[str]:
+        """Returns the names of parameters that weights on their way would take a change from."""
+        return self._seen.overtaken() if self.is_coming else []
 
     def read(self) -> tuple[list[dict[str, Tensor]], int]:
         """Returns by parameter what torch calls the state, and the steps done."""

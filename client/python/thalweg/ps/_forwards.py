@@ -40,7 +40,7 @@ class _Watch:
 
 def watch(serving: Serving) -> Handle:
     """From now on each module waits for the parameters that its forward() reads, and for all before
-    its state_dict(). Returns a handle that ends this.
+    its state_dict() and load_state_dict(). Returns a handle that ends this.
     """
     ref = weakref.ref(serving)  # the hook is torch's
 
@@ -50,14 +50,15 @@ def watch(serving: Serving) -> Handle:
             reads_parts = isinstance(module, _READ_THEIR_PARTS)
             ours.wait_for(module.parameters() if reads_parts else module._parameters.values())
 
-    _patches.install("ps", nn.Module, "state_dict", _wait_first)
+    _patches.install("ps", nn.Module, "state_dict", _read_all)
+    _patches.install("ps", nn.Module, "load_state_dict", _load_all)
     _servings.add(serving)
     hook = register_module_forward_pre_hook(before)
     weakref.finalize(serving, hook.remove)
     return _Watch(serving, hook)
 
 
-def _wait_first(
+def _read_all(
     state_dict: Callable[..., Any],
     module: nn.Module,
     /,
@@ -67,3 +68,16 @@ def _wait_first(
     for serving in list(_servings):
         serving.wait()
     return state_dict(module, *args, **kwargs)
+
+
+def _load_all(
+    load_state_dict: Callable[..., Any],
+    module: nn.Module,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    for serving in list(_servings):
+        if not serving.is_over:  # then nothing comes that would take the place of what is loaded
+            serving.wait()
+    return load_state_dict(module, *args, **kwargs)

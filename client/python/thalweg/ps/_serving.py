@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import _C
+from thalweg.ps import _step_faults
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket
 from thalweg.ps._leaving import leave
@@ -62,7 +63,7 @@ class Serving:
         self.updates = 0  # steps that the shards have done, and that have ended here
         self._loss_scale = 0.0
         self._look: Look | None = None
-        self._arrivals = Arrivals(buckets)
+        self._arrivals = Arrivals(buckets, weakref.WeakMethod(self.fail))
         self._parameters = [each for bucket in buckets for each in bucket.parameters]
         self._enter(session)
 
@@ -158,16 +159,9 @@ class Serving:
         if self.is_idle:
             self._begin_step(groups, states)
         if self._arrivals.has(parameter.tensor) and parameter.has_gradient:
-            self.fail(
-                f"{parameter.name} was used before its new weights were here, by other code than "
-                "the forward() of the module that has it: call wait() before, or do without overlap"
-            )
+            self.fail(f"{parameter.name} {_step_faults.USED_TOO_EARLY}")
         if bucket.has(parameter):
-            self.fail(
-                f"{parameter.name} got another gradient before step(), when its first one had been "
-                "pushed: call step() after each backward pass, and put all passes of a step but "
-                "the last into `with optimizer.accumulate():`"
-            )
+            self.fail(f"{parameter.name} {_step_faults.PUSHED_TWICE}")
         if bucket.gather(parameter) and self._used:
             self._used.note(parameter)
         # All workers push in the same order, whatever their backward passes do.
@@ -244,6 +238,10 @@ class Serving:
         if rule != self._rule:
             self.fail(f"the groups have {rule}, but were made with {self._rule}: make a new one")
 
+    @property
+    def is_over(self) -> bool:
+        return not self._finalizer.alive or self._session.status() is not None
+
     def check_open(self) -> None:
         """Raises RuntimeError when the job is over."""
         if not self._finalizer.alive:
@@ -290,10 +288,7 @@ class Serving:
         if fault := fault_of(self._buckets):
             self.fail(fault)
         if not self._commits and not self._settings.are(groups):
-            self.fail(
-                "a group's settings have changed between backward() and step(), when the shards "
-                "had used the former ones: change them before backward(), or after step()"
-            )
+            self.fail(_step_faults.OTHER_SETTINGS)
 
     def fail(self, why: str) -> None:
         self._session.close()  # so that nothing is waited for

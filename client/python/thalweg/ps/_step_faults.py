@@ -10,6 +10,21 @@ from thalweg.ps._parameters import served
 from thalweg.ps._rules import Group
 from thalweg.ps._some import some
 
+# What follows the name of a parameter.
+USED_TOO_EARLY = (
+    "was used before its new weights were here, by other code than the forward() of the module "
+    "that has it: call wait() before, or do without overlap"
+)
+PUSHED_TWICE = (
+    "got another gradient before step(), when its first one had been pushed: call step() after "
+    "each backward pass, and put all passes of a step but the last into `with "
+    "optimizer.accumulate():`"
+)
+OTHER_SETTINGS = (
+    "a group's settings have changed between backward() and step(), when the shards had used the "
+    "former ones: change them before backward(), or after step()"
+)
+
 
 def fault_of(buckets: Sequence[Bucket]) -> str:
     """Returns why these gradients cannot be a step's; empty: they can."""
@@ -37,6 +52,20 @@ def change_of(buckets: Sequence[Bucket]) -> str:
     return (
         f"{some(changed)} has been changed since the last step, and the shards do not know that: "
         "call publish() on all workers after changing parameters"
+    )
+
+
+def overtaking_of(bucket: Bucket) -> str:
+    """Returns what weights on their way would overwrite that other code has changed; empty:
+    nothing.
+    """
+    changed = bucket.overtaken()
+    if not changed:
+        return ""
+    return (
+        f"{some(changed)} has been changed while its new weights were on their way, which would "
+        "take the place of that: change parameters after step(), with overlap after wait(), and "
+        "call publish() on all workers then"
     )
 
 
