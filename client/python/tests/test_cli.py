@@ -78,6 +78,7 @@ RATE = "a rate such as 940mbit or 10gbit"
         (["run", "--port", "x"], "--port: expected a whole number, from 0 to 65535, got 'x'"),
         (["profile", "--nodes", "1025"], f"--nodes: expected {COUNT}, got '1025'"),
         (["profile", "--steps", "x"], "--steps: expected a whole number, 1 or more, got 'x'"),
+        (["profile", "--out", ""], "--out: expected a folder, got ''"),
         (["profile", "--skip", "-1"], "--skip: expected a whole number, 0 or more, got '-1'"),
         (["profile", "--codec", "zip"], f"--codec: {CODEC}"),
         (["profile", "--rate", "0kbit"], f"--rate: expected {RATE}, got '0kbit'"),
@@ -199,16 +200,29 @@ def test_threads_chosen_by_the_user_are_kept(monkeypatch):
     ("command", "message"),
     [
         (["nothere.py"], "there is no script {folder}/nothere.py"),
+        ([""], "the name of the script is empty"),
+        (["empty"], "{folder}/empty is a folder without a __main__.py, expected a script"),
         (["-m", "nowhere.at.all"], "there is no module 'nowhere' in {folder} or in Python's path"),
     ],
 )
-def test_run_without_a_script_ends_before_it_starts_servers(
-    command, message, tmp_path, monkeypatch, capsys
-):
+def test_without_a_script_nothing_is_started(command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["run", *command]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"thalweg: {message.format(folder=tmp_path)}\n")
+    (tmp_path / "empty").mkdir()
+    for verb in ("run", "profile"):
+        assert main([verb, *command]) == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err) == ("", f"thalweg: {message.format(folder=tmp_path)}\n")
+
+
+def test_doctor_of_a_module_without_a_name_is_refused(capsys):
+    assert main(["doctor", "-m"]) == 2
+    assert capsys.readouterr().err == "thalweg: -m needs the name of a module\n"
+
+
+def test_folder_with_a_main_module_is_a_script(tmp_path):
+    (tmp_path / "__main__.py").touch()
+    _run.check_is_there([str(tmp_path)])
 
 
 def test_module_in_the_current_folder_is_found(tmp_path, monkeypatch):

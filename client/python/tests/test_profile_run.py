@@ -144,6 +144,14 @@ def test_folder_that_cannot_be_made_is_said_before_the_script_runs(here, tmp_pat
     assert shown.err == f"thalweg: --out {out} cannot be made: Not a directory\n"
 
 
+@pytest.mark.parametrize("name", ["profile.md", "profile.json", "profile.png"])
+def test_table_is_shown_though_a_file_cannot_be_written(name, tmp_path, capsys):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"{name} cannot be written: Is a directory"):
+        _profile_worker.run(arguments(tmp_path, steps=3, skip=1, data=100))
+    assert "mean of 3 steps; 1 worker on 1 node" in capsys.readouterr().out
+
+
 @pytest.fixture
 def ticking(monkeypatch):
     """Makes the clock stand still but for tick(seconds)."""

@@ -58,7 +58,13 @@ def add_parser(commands: _Commands) -> None:
         metavar="RATE",
         help="advise for links between nodes of this rate; default: as measured",
     )
-    add("--out", type=Path, default=Path("profile"), metavar="FOLDER", help="default: profile")
+    add(
+        "--out",
+        type=_types.folder,
+        default=Path("profile"),
+        metavar="FOLDER",
+        help="default: profile",
+    )
     add("-m", "--module", action="store_true", help="SCRIPT is a module's name")
     add("script", metavar="SCRIPT")
     add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
@@ -76,15 +82,14 @@ def _profile(args: argparse.Namespace) -> int:
         from thalweg.cli import _profile_worker
 
         return _profile_worker.run(args)
-    if not args.module and not Path(args.script).exists():
-        raise ConfigError(f"there is no script {Path(args.script).absolute()}")
-    _profile_report.make_folder(args.out)
     from thalweg.cli import _run
 
+    inner = [*(["-m"] if args.module else []), args.script, *args.args]
+    _run.check_is_there(inner)
+    _profile_report.make_folder(args.out)
     command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]
     command += ["--skip", str(args.skip), "--out", str(args.out)]
     command += ["--rate", _types.rate_as_text(args.rate)] if args.rate else []
-    command += ["-m"] if args.module else []
     return _run.run(
         _run.Plan(
             nodes=args.nodes or (2 if args.rate else 1),
@@ -94,7 +99,7 @@ def _profile(args: argparse.Namespace) -> int:
             codec=args.codec,
             timeout=None,
             port=0,
-            command=[*command, args.script, *args.args],
+            command=[*command, *inner],
         )
     )
 

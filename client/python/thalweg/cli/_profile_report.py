@@ -46,30 +46,42 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"--out {folder} cannot be written to")
 
 
-def write(
+def show(
     folder: Path,
     measured: Measured,
     by_worker: Sequence[Mapping[str, float]],
     steps: int,
     advice: Sequence[str],
-) -> str:
-    """Writes profile.md, profile.json and profile.png; returns what profile.md has.
-
-    Raises ConfigError if the folder cannot be made.
+) -> None:
+    """Prints the table with the advice, and then writes profile.md, which has the same,
+    profile.json and profile.png. Raises ConfigError if these cannot be written.
     """
-    make_folder(folder)
     text = table(measured, by_worker, steps)
     text += "\n\n" + "\n".join(f"- {line}" for line in advice) + "\n"
-    (folder / "profile.md").write_text(text, encoding="utf-8")
+    print(text, flush=True)
+    make_folder(folder)
+    try:
+        (folder / "profile.md").write_text(text, encoding="utf-8")
+        _write_data(folder, measured, by_worker, steps, advice)
+        _draw(folder / "profile.png", by_worker)
+    except ImportError:
+        print(f"{folder}/profile.png was not drawn: pip install matplotlib")
+    except OSError as error:
+        path = error.filename or folder
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _write_data(
+    folder: Path,
+    measured: Measured,
+    by_worker: Sequence[Mapping[str, float]],
+    steps: int,
+    advice: Sequence[str],
+) -> None:
     found = {"steps": steps, "workers": list(by_worker), "advice": list(advice)}
     found["measured"] = {k: v for k, v in asdict(measured).items() if k != "gradients"}
     text_json = json.dumps(found, indent=2) + "\n"
     (folder / "profile.json").write_text(text_json, encoding="utf-8")
-    try:
-        _draw(folder / "profile.png", by_worker)
-    except ImportError:
-        text += f"\n{folder}/profile.png was not drawn: pip install matplotlib\n"
-    return text
 
 
 def _draw(path: Path, by_worker: Sequence[Mapping[str, float]]) -> None:

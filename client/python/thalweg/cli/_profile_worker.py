@@ -113,7 +113,7 @@ def _report(args: argparse.Namespace, worker: _Worker) -> None:
     )
     judged = at_rate(measured, args.rate) if args.rate and rate else measured
     advice = [*advise(judged), *_no_links(args.rate, rate)]
-    print(_profile_report.write(args.out, measured, by_worker, worker.steps, advice))
+    _profile_report.show(args.out, measured, by_worker, worker.steps, advice)
 
 
 def _no_links(asked: float | None, measured: float | None) -> list[str]:

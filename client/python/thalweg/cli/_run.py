@@ -71,10 +71,10 @@ def run(plan: Plan) -> int:
 def check_is_there(command: list[str]) -> None:
     """Raises ConfigError unless Python would find the script, or the package of the module."""
     if command[0] != "-m":
-        script = Path(command[0])
-        if not script.exists():
-            raise ConfigError(f"there is no script {script.absolute()}")
+        _check_script(command[0])
         return
+    if len(command) == 1:
+        raise ConfigError("-m needs the name of a module")
     package = command[1].partition(".")[0]
     sys.path.insert(0, "")  # where `python -m` looks first
     try:
@@ -83,6 +83,16 @@ def check_is_there(command: list[str]) -> None:
         sys.path.remove("")
     if not found:
         raise ConfigError(f"there is no module {package!r} in {Path.cwd()} or in Python's path")
+
+
+def _check_script(name: str) -> None:
+    script = Path(name).absolute()
+    if not name:
+        raise ConfigError("the name of the script is empty")
+    if not script.exists():
+        raise ConfigError(f"there is no script {script}")
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise ConfigError(f"{script} is a folder without a __main__.py, expected a script")
 
 
 def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> list[str]:

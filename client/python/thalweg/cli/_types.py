@@ -9,6 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from thalweg import policy
 from thalweg._settings._checks import MAX_TIMEOUT
@@ -62,6 +63,12 @@ def above_zero(text: str) -> float:
     if not 0 < number < math.inf:
         raise _error("a number, more than 0", text)
     return number
+
+
+def folder(text: str) -> Path:
+    if not text:
+        raise _error("a folder", text)
+    return Path(text)
 
 
 def codec(text: str) -> str:
