@@ -307,6 +307,10 @@ def test_profile_goes_by_rank_where_hosts_have_the_same_process_number(tmp_path,
         ([], "no trace of torch.profiler"),
         ({"traceEvents": []}, "baseTimeNanoseconds"),
         ({"baseTimeNanoseconds": 5, "traceEvents": []}, "found 0"),
+        ({"baseTimeNanoseconds": 5}, "no 'traceEvents'"),
+        ({"baseTimeNanoseconds": "x", "traceEvents": []}, "no trace of torch.profiler: invalid"),
+        ({"baseTimeNanoseconds": 5, "traceEvents": [7]}, "no trace of torch.profiler: an event"),
+        ({"baseTimeNanoseconds": 5, "traceEvents": 7}, "no trace of torch.profiler: 'int'"),
     ],
 )
 def test_profile_that_belongs_to_no_worker_is_refused(tmp_path, writers, capsys, profile, reason):
@@ -344,6 +348,35 @@ def test_command_refuses_what_is_not_there(tmp_path, capsys, what):
     verb = ["check"] if what == "merged.json" else ["merge", "-o", str(tmp_path / "o")]
     assert main(["trace", *verb, str(tmp_path / what)]) == 2
     assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"traceEvents": [{"name": "thalweg_process"}]}',
+        '{"traceEvents": [7]}',
+        '{"traceEvents": [{"name": "thalweg_process", "pid": 1, "args": {"clock": "c", '
+        '"error_us": 0, "dropped": 0}}, {"ph": "X", "cat": "worker", "name": "wait"}]}',
+    ],
+)
+def test_file_that_is_no_merged_trace_is_refused(tmp_path, capsys, text):
+    path = tmp_path / "merged.json"
+    path.write_text(text)
+    assert main(["trace", "check", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"thalweg: {path} is no merged trace: make one with thalweg trace merge\n"
+    )
+
+
+@pytest.mark.parametrize("which", ["trace", "profile"])
+def test_deeply_nested_text_is_refused(tmp_path, writers, capsys, which):
+    deep = tmp_path / "thalweg-deep.json"
+    deep.write_text("[" * 100_000 if which == "profile" else "[\n" + "[" * 100_000 + ",\n{},\n")
+    inputs = [deep] if which == "trace" else [writers[0].write(tmp_path), "--torch", deep]
+    command = ["trace", "merge", *map(str, inputs), "-o", str(tmp_path / "m.json")]
+    assert main(command) == 2
+    assert "thalweg-deep.json" in capsys.readouterr().err
 
 
 def pulled(writers, keep=lambda line: False):

@@ -123,7 +123,7 @@ def _event(line: str) -> Event | None:
         return None
     try:
         event = json.loads(line[:-2])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 

@@ -46,15 +46,18 @@ class Timeline:
 def read(path: Path) -> Timeline:
     """Reads the trace. ConfigError names a file that `thalweg trace merge` has not written."""
     try:
-        merged = json.loads(path.read_text(encoding="utf-8"))
-        events = merged["traceEvents"]
-        known = [event for event in events if event.get("name") == "thalweg_process"]
+        timeline = _timeline(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        known = []
-    if not known:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        timeline = None
+    if timeline is None or not timeline.clocks:
         raise ConfigError(f"{path} is no merged trace: make one with thalweg trace merge")
+    return timeline
+
+
+def _timeline(events: list[dict[str, Any]]) -> Timeline:
+    known = [event for event in events if event.get("name") == "thalweg_process"]
     names = {
         event["pid"]: event["args"]["name"]
         for event in events

@@ -52,15 +52,23 @@ def read(path: Path) -> TorchProfile:
     """Reads a profile. ConfigError names a file that is no trace of torch.profiler."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(trace, dict) or "baseTimeNanoseconds" not in trace:
         raise ConfigError(
             f"{path} is no trace of torch.profiler: it has no baseTimeNanoseconds (torch writes "
             "that since 2.2)"
         )
-    rank = trace.get("distributedInfo", {}).get("rank")
-    return TorchProfile(path, int(trace["baseTimeNanoseconds"]), rank, trace["traceEvents"])
+    try:
+        rank = trace.get("distributedInfo", {}).get("rank")
+        base, events = int(trace["baseTimeNanoseconds"]), trace["traceEvents"]
+        if not all(isinstance(event, dict) for event in events):
+            raise TypeError("an event of it is no object")
+    except KeyError as error:
+        raise ConfigError(f"{path} is no trace of torch.profiler: it has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no trace of torch.profiler: {error}") from None
+    return TorchProfile(path, base, rank, events)
 
 
 def worker_of(profile: TorchProfile, traces: Sequence[TraceFile]) -> TraceFile:
