@@ -120,6 +120,15 @@ def test_multiproc_ends_all_ranks_on_sigterm(tmp_path):
     assert launcher.returncode == 143
 
 
+@pytest.mark.parametrize("size", [["abc"], [], ["0"], ["-2"]])
+def test_multiproc_refuses_a_wrong_number_of_ranks(size, tmp_path):
+    command = [sys.executable, "-m", "thalweg.compat.multiproc", "script.py", "--world-size", *size]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("usage: python -m thalweg.compat.multiproc SCRIPT.py")
+    assert result.stderr.endswith("--world-size takes the number of processes\n")
+
+
 def multiproc(script):
     return [sys.executable, "-m", "thalweg.compat.multiproc", script, "--world-size", "2"]
 

@@ -19,16 +19,21 @@ from pathlib import Path
 
 import torch
 
+_USAGE = "usage: python -m thalweg.compat.multiproc SCRIPT.py [--world-size N] [ARGS …]"
 _GRACE_SECONDS = 30.0  # as torchrun, so that a script may write a checkpoint
 
 
 def main(arguments: list[str]) -> int:
     """Returns 0 when all processes have ended well, or else a shell's exit status of the first that
-    has not, or of SIGTERM, when the others have been ended.
+    has not, or of SIGTERM, when the others have been ended; 2 for a wrong --world-size.
     """
     arguments = list(arguments)
     if "--world-size" in arguments:
-        size = int(arguments[arguments.index("--world-size") + 1])
+        given = arguments[arguments.index("--world-size") + 1 :][:1]
+        if not (given and given[0].isdecimal() and int(given[0])):
+            print(f"{_USAGE}\n--world-size takes the number of processes", file=sys.stderr)
+            return 2
+        size = int(given[0])
     else:
         size = max(torch.cuda.device_count(), 1)
         arguments += ["--world-size", str(size)]
