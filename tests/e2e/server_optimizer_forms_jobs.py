@@ -161,6 +161,40 @@ def published_by_one() -> tuple[float, float]:
     return pair.differences()
 
 
+def published_data() -> tuple[float, float]:
+    """Changes weights in a way that torch does not count, and publishes them."""
+    pair = Pair()
+    for step in range(STEPS):
+        if step == 3:
+            for parameter in (*pair.ours.parameters(), *pair.torchs.parameters()):
+                parameter.data.clamp_(-0.05, 0.05)
+            pair.optimizer.publish()
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
+def restored_from_a_vector() -> tuple[float, float]:
+    """Goes back to weights that become the parameters' data, and to the optimizer's state."""
+    pair = Pair()
+    both = [(pair.ours, pair.optimizer), (pair.torchs, pair.torch_optimizer)]
+    for step in range(STEPS):
+        if step == 2:
+            vectors = [nn.utils.parameters_to_vector(model.parameters()) for model, _ in both]
+            states = [copy.deepcopy(optimizer.state_dict()) for _, optimizer in both]
+        if step == 5:
+            for (model, optimizer), vector, state in zip(both, vectors, states, strict=True):
+                nn.utils.vector_to_parameters(vector, model.parameters())
+                optimizer.load_state_dict(state)
+        pair.optimizer.zero_grad()
+        _loss(pair.ours, step, dist.get_rank()).backward()
+        pair.optimizer.step()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
 def differentiated_again() -> tuple[float, float]:
     """Lets backward() leave gradients that can be differentiated."""
     pair = Pair()
@@ -224,6 +258,8 @@ FORMS: dict[str, Callable[[], tuple[float, float]]] = {
         looked_at,
         clipped_twice,
         published_by_one,
+        published_data,
+        restored_from_a_vector,
         differentiated_again,
         overlapped_attention,
         overlapped_return,

@@ -17,6 +17,8 @@ FORMS = (
     "looked_at",
     "clipped_twice",
     "published_by_one",
+    "published_data",
+    "restored_from_a_vector",
     "differentiated_again",
     "overlapped_attention",
     "overlapped_return",

@@ -74,6 +74,9 @@ class Bucket:
         self.flight = Flight()
         self.waited = self._told = 0.0  # seconds, for weights; of these the sidecar has heard
         self._seen = Seen(parameters)
+        # What the parameters have got, where that is not what the shards have, rounded.
+        self._followed: Tensor | None = None
+        self._follows = pull in _downward.DIFFERENCES
         self.connect(session)
 
     def connect(self, session: _C.Session) -> None:
@@ -173,10 +176,13 @@ class Bucket:
         self.flight.coming = None
         self.is_coming = False
         self.place(self._views(weights))
+        if self._follows:
+            self._followed = weights  # the next differences are added there, and it takes no more
 
     @torch.no_grad()
     def place(self, weights: Sequence[Tensor]) -> None:
         """Makes the parameters what they are when such weights have been pulled."""
+        self._followed = None
         torch._foreach_copy_(self._tensors(), [each.to(self._pulled) for each in weights])
         self.remember()
 
@@ -187,6 +193,22 @@ class Bucket:
     def changed(self) -> list[str]:
         """Returns the names of parameters that somebody has changed since."""
         return self._seen.changed()
+
+    def differing(self, weights: Sequence[Tensor]) -> list[str]:
+        """Returns the names of parameters that are not what the shards' float32 `weights` have made
+        them: also of those that somebody has changed through `data`, which torch does not count.
+        """
+        if self._followed is not None:
+            pulled = self._views(self._followed)
+        else:
+            pulled = [each.to(self._pulled) for each in weights]
+        changed = set(self.changed())
+        return [
+            each.name
+            for each, value in zip(self.parameters, pulled, strict=True)
+            if each.name in changed
+            or not torch.equal(value.to(each.tensor.dtype), each.tensor.detach().cpu())
+        ]
 
     def overtaken(self) -> list[str]:
         """Returns the names of parameters that weights on their way would take a change from."""

@@ -114,12 +114,14 @@ class ShardState:
         self.is_published = True
 
     def _unpublished(self, bucket: Bucket) -> list[Tensor]:
-        changed = set(bucket.changed())
+        own = [each.tensor.detach().float().clone() for each in bucket.parameters]
+        if not self._weights:
+            return own
+        weights = [self._weights[each.name] for each in bucket.parameters]
+        changed = set(bucket.differing(weights))
         return [
-            self._weights[each.name].clone()
-            if each.name in self._weights and each.name not in changed
-            else each.tensor.detach().float().clone()
-            for each in bucket.parameters
+            tensor if each.name in changed else weight.clone()
+            for each, tensor, weight in zip(bucket.parameters, own, weights, strict=True)
         ]
 
 
