@@ -1,5 +1,6 @@
 """Contains jobs whose scripts change by hand what shards keep: `hand_changes_jobs.py NAME OUT`."""
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
+from jobs import outcome
 from torch import nn
 
 from thalweg.ps import ServerOptimizer
+
+STEPS = 4
 
 
 def make_model() -> nn.Module:
@@ -17,10 +21,18 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
 
 
-def loss(model: nn.Module, step: int) -> torch.Tensor:
-    data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+def loss(model: nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
+    """Returns the loss of a rank's batch, its own if None."""
+    data = torch.Generator().manual_seed(100 * step + (dist.get_rank() if rank is None else rank))
     found: torch.Tensor = model(torch.randn(8, 64, generator=data)).square().mean()
     return found
+
+
+@torch.no_grad()
+def distance(one: nn.Module, other: nn.Module) -> float:
+    """Returns by how much their parameters differ, read without waiting for anything."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def published_data() -> dict[str, bool]:
@@ -48,7 +60,46 @@ def published_data() -> dict[str, bool]:
     }
 
 
-JOBS: dict[str, Callable[[], Any]] = {job.__name__: job for job in (published_data,)}
+def left_with_the_last_step() -> list[float]:
+    """Lets the optimizer go in the way that HOW says, right after a step that does not wait for its
+    weights. Returns how far these are from torch's, and from those of the step before.
+    """
+    model, torchs, before = make_model(), make_model(), make_model()
+    torch_optimizer = torch.optim.SGD(torchs.parameters(), lr=0.1)
+    _train_alone(model, close=os.environ["HOW"] == "close")
+    for step in range(STEPS):
+        before.load_state_dict(torchs.state_dict())
+        torch_optimizer.zero_grad()
+        for rank in range(2):
+            (loss(torchs, step, rank) / 2).backward()
+        torch_optimizer.step()
+    gc.collect()
+    return [distance(model, torchs), distance(model, before)]
+
+
+def _train_alone(model: nn.Module, *, close: bool) -> None:
+    optimizer = ServerOptimizer(model.named_parameters(), "sgd", lr=0.1, overlap=True)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(model, step).backward()
+        optimizer.step()
+    if close:
+        optimizer.close()
+
+
+def closed_over_a_change() -> list[str]:
+    """Changes a weight that is still to come, and closes the optimizer; says how that ends."""
+    model = make_model()
+    optimizer = ServerOptimizer(model.named_parameters(), "sgd", lr=0.1, overlap=True)
+    loss(model, 0).backward()
+    optimizer.step()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    return [outcome(optimizer.close), outcome(optimizer.close)]
+
+
+ALL = (published_data, left_with_the_last_step, closed_over_a_change)
+JOBS: dict[str, Callable[[], Any]] = {job.__name__: job for job in ALL}
 
 
 if __name__ == "__main__":

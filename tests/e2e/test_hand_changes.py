@@ -17,3 +17,20 @@ def test_change_that_torch_does_not_count_is_published_and_other_weights_lose_no
 ):
     first, _ = run("published_data", tmp_path, (1, 1), 0, PULL=pull)
     assert first == {"published": True, "others stay": True}
+
+
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_weights_of_the_last_step_are_there_when_the_optimizer_has_gone(how, tmp_path):
+    for to_torch, to_the_step_before in run(
+        "left_with_the_last_step", tmp_path, (1, 1), 0, HOW=how
+    ):
+        assert to_torch < 1e-6
+        assert to_the_step_before > 1e-4
+
+
+def test_change_that_the_last_weights_would_overwrite_is_refused_when_the_optimizer_is_closed(
+    tmp_path,
+):
+    for refused, again in run("closed_over_a_change", tmp_path, (1, 1), 0):
+        assert "0.weight has been changed while its new weights were on their way" in refused
+        assert again == "no error"

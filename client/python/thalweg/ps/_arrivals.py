@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -68,8 +69,26 @@ class Arrivals:
         RuntimeError, also where other code has changed what they would replace.
         """
         fail = self._fail()
-        if fail is not None and (fault := overtaking_of(bucket)):
+        if fail is not None and (fault := overtaking_of([bucket])):
             fail(fault)
+        self._put(bucket)
+
+    def leave(self) -> list[str]:
+        """Waits for all that is on its way, because other nodes wait for this one's part in it, and
+        puts weights in place. Returns the names of parameters that stay as other code has changed
+        them since.
+        """
+        overtaken: list[str] = []
+        for bucket in reversed(self._buckets):
+            with contextlib.suppress(RuntimeError):
+                names = bucket.overtaken()
+                overtaken += names
+                if not names:
+                    self._put(bucket)
+                bucket.settle()
+        return overtaken
+
+    def _put(self, bucket: Bucket) -> None:
         # A write to one of the views of a tensor counts as one to all of them.
         others = [b for b in self._buckets if self._shares_memory and not b.changed()]
         bucket.land()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+from torch.futures import Future
 
 from thalweg import _C
 from thalweg.ps import _downward
-from thalweg.ps._leaving import Flight
 from thalweg.ps._pace import Pace
 from thalweg.ps._parameters import Parameter
 from thalweg.ps._pushed_grad import PushedGrad
@@ -71,7 +71,7 @@ class Bucket:
         views = self._views(self._grads.flat)
         self._places = dict(zip(map(id, self._tensors()), views, strict=True))
         self._gathered: set[int] = set()
-        self.flight = Flight()
+        self._coming: Future[Tensor] | None = None  # what the last push gives, until it is taken
         self.waited = self._told = 0.0  # seconds, for weights; of these the sidecar has heard
         self._seen = Seen(parameters)
         # What the parameters have got, where that is not what the shards have, rounded.
@@ -83,7 +83,7 @@ class Bucket:
         """Goes on in that session, with nothing gathered and nothing on its way."""
         self._served = cast("_C.ServedBucket | None", self._kept) or self._serve(session)
         self._gathered.clear()
-        self.flight.coming = None
+        self._coming = None
         self.is_coming = False  # weights are, and not what else a push may give
 
     @property
@@ -124,26 +124,26 @@ class Bucket:
     def push(self, settings: int) -> None:
         """Sends the gradients, all of which have been gathered."""
         waited, self._told = self.waited - self._told, self.waited
-        self.flight.coming = self._served.push(self._grads.settled(), settings, waited)
+        self._coming = self._served.push(self._grads.settled(), settings, waited)
 
     def squares(self) -> tuple[list[Tensor], int]:
         """With an update that commits: waits for the squares of the mean gradients. Returns them
         by parameter and granule, in float64, and how many elements are not finite.
         """
-        assert self.flight.coming is not None
-        numbers = self.flight.coming.wait()
+        assert self._coming is not None
+        numbers = self._coming.wait()
         return self._by_granule(numbers[:-1]), int(numbers[-1])
 
     def measure(self, settings: int) -> None:
         """After that, with an update that measures: lets the shards do it, with these settings."""
-        self.flight.coming = self._served.measure(settings)
+        self._coming = self._served.measure(settings)
 
     def norms(self) -> list[tuple[float, float]]:
         """Waits for what the shards have measured. Returns by parameter the sum of the squares of
         its weights, and that of its update.
         """
-        assert self.flight.coming is not None
-        halves = self.flight.coming.wait()[:-1].chunk(2)
+        assert self._coming is not None
+        halves = self._coming.wait()[:-1].chunk(2)
         of_weights, of_updates = (
             [_C.total_of_squares(part) for part in self._by_granule(half)] for half in halves
         )
@@ -151,7 +151,7 @@ class Bucket:
 
     def commit(self, settings: int) -> None:
         """After that: lets the shards update, with these settings."""
-        self.flight.coming = self._served.pull(settings)
+        self._coming = self._served.pull(settings)
         self.expect()
 
     def expect(self) -> None:
@@ -162,22 +162,27 @@ class Bucket:
 
     def drop(self) -> None:
         """Forgets the gradients, and lets the weights stay."""
-        self.flight.coming = None
+        self._coming = None
         self._gathered.clear()
 
     def land(self) -> None:
         """Waits for weights that are on their way, and puts them in place. Raises RuntimeError."""
         if not self.is_coming:
             return
-        assert self.flight.coming is not None
+        assert self._coming is not None
         began = time.perf_counter()
-        weights = self.flight.coming.wait()
+        weights = self._coming.wait()
         self.waited += time.perf_counter() - began
-        self.flight.coming = None
+        self._coming = None
         self.is_coming = False
         self.place(self._views(weights))
         if self._follows:
             self._followed = weights  # the next differences are added there, and it takes no more
+
+    def settle(self) -> None:
+        """Waits for what the last push gives, if nobody has taken it. Raises RuntimeError."""
+        if self._coming is not None:
+            self._coming.wait()
 
     @torch.no_grad()
     def place(self, weights: Sequence[Tensor]) -> None:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.futures import Future
+from thalweg._settings import _logging
+from thalweg.ps._some import some
 
 if TYPE_CHECKING:
     from thalweg import _C
+    from thalweg.ps._arrivals import Arrivals
 
 
-class Flight:
-    """What a bucket's last push gives, as long as nobody has taken it."""
-
-    coming: Future[Tensor] | None = None
-
-
-def leave(session: _C.Session, pid: int, flights: Sequence[Flight]) -> None:
+def leave(session: _C.Session, pid: int, arrivals: Arrivals) -> None:
     """Ends a session, in the process that has begun it: a forked child must not touch it."""
     if os.getpid() != pid:
         return
-    for flight in flights:
-        if flight.coming is not None:
-            with contextlib.suppress(RuntimeError):
-                flight.coming.wait()
+    is_over = session.status() is not None
+    overtaken = arrivals.leave()
     session.close()
+    if overtaken and not is_over:
+        _logging.say(
+            logging.WARNING,
+            f"{some(overtaken)} has been changed while the weights of the last step were on their "
+            "way, and stays without that step",
+        )

@@ -22,7 +22,7 @@ from thalweg.ps._parameters import cut, served
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState
-from thalweg.ps._step_faults import stranger_of
+from thalweg.ps._step_faults import overtaking_of, stranger_of
 from thalweg.ps._unused import Used
 from thalweg.ps._wishes import Wishes, check_bound
 
@@ -269,9 +269,11 @@ class ServerOptimizer(Clipping):
         self._accumulates = value
 
     def close(self) -> None:
-        """Leaves the job. Parameters stay as they are. May be called again."""
+        """Leaves the job, with the weights of the last step. May be called again."""
         for hook in self._hooks:
             hook.remove()
         for bucket in self._buckets:
             _pushing.disown(self, bucket.parameters)
+        if not self._serving.is_over and (fault := overtaking_of(self._buckets)):
+            self._serving.fail(fault)
         self._serving.close()

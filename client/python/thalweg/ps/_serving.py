@@ -70,8 +70,7 @@ class Serving:
     def _enter(self, session: _C.Session) -> None:
         """Begins in a session whose buckets are empty."""
         self._session = session
-        flights = [bucket.flight for bucket in self._buckets]
-        self._finalizer = weakref.finalize(self, leave, session, os.getpid(), flights)
+        self._finalizer = weakref.finalize(self, leave, session, os.getpid(), self._arrivals)
         self._end_step()
         self._arrivals.forget()
         last = self._apart.series if self._apart else 0

@@ -55,11 +55,11 @@ def change_of(buckets: Sequence[Bucket]) -> str:
     )
 
 
-def overtaking_of(bucket: Bucket) -> str:
+def overtaking_of(buckets: Sequence[Bucket]) -> str:
     """Returns what weights on their way would overwrite that other code has changed; empty:
     nothing.
     """
-    changed = bucket.overtaken()
+    changed = [name for bucket in buckets for name in bucket.overtaken()]
     if not changed:
         return ""
     return (
