@@ -197,11 +197,30 @@ def carried() -> dict[str, float]:
     return result
 
 
+def grouped() -> list[dict[str, Any]]:
+    """Lets the first and the last rank make a group by themselves after compress(), of this back
+    end, and then, when the others know one group less, of Gloo. Returns their sums of ones, and the
+    gradients.
+    """
+    ends, result = [0, dist.get_world_size() - 1], []
+    for backend in ("thalweg", "gloo"):
+        model = fully_shard(models.build(WIDTH))
+        compress(model, "int8:start=0")
+        models.loss_of(model, next(models.batches())).backward()
+        grads = [p.grad.full_tensor() for p in model.parameters() if p.grad is not None]
+        ones = torch.ones(1)
+        if dist.get_rank() in ends:
+            group = dist.new_group(ends, backend=backend, use_local_synchronization=True)
+            dist.all_reduce(ones, group=group)
+        result.append({"sum": float(ones), "digest": digest(grads)})
+    return result
+
+
 JOBS = {
     job.__name__: job
     for job in (
         *(parameters, whole_numbers, feedback, resumed, poisoned),
-        *(refused, variants, left_out, swapped, carried),
+        *(refused, variants, left_out, swapped, carried, grouped),
         *(by_environment, resumed_by_environment, resharded),
     )
 }

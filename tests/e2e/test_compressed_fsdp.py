@@ -198,6 +198,12 @@ def test_codecs_that_shards_do_not_have_are_said_to_do_nothing_by_name(codec, wh
     assert why in text
 
 
+def test_ranks_of_uneven_nodes_make_groups_by_themselves_after_compress(tmp_path):
+    results = [result["grouped"] for result in outputs("grouped", tmp_path, (1, 2))[0]]
+    assert [[each["sum"] for each in result] for result in results] == [[2, 2], [1, 1], [2, 2]]
+    assert len({each["digest"] for result in results for each in result}) == 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", [(1, 2, 2), (2, 2, 2), (3, 1)])
 def test_uneven_worlds_train_alike_on_all_ranks(nodes, tmp_path):

@@ -99,6 +99,9 @@ class ProcessGroup(Backend):
     def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
         """So is this: the inputs of all ranks, one after the other in `output`."""
 
+    def _reduce_scatter_base(self, outputTensor: Tensor, inputTensor: Tensor) -> Work:
+        """And this: each rank's part of the sum of all inputs."""
+
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made
     it.

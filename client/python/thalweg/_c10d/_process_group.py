@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from thalweg import _C, policy
-from thalweg._job import _collectives, _member, _shards
+from thalweg._job import _collectives, _member, _rendezvous, _shards
 from thalweg._job._member import Job
 from thalweg._job._topology import Tensor
 from thalweg._settings import _checks
@@ -120,6 +120,29 @@ def _backend_of(group: dist.ProcessGroup | None) -> _C.ProcessGroup | None:
         return None
     backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     return backend if isinstance(backend, _C.ProcessGroup) else None
+
+
+def make_part(group: dist.ProcessGroup, ranks: Sequence[int], name: str) -> _C.ProcessGroup:
+    """Makes a group of some of the ranks of a group of this back end, all of whom call it with the
+    same unique name, and of which torch does not hear.
+
+    The name of a group of new_group(use_local_synchronization=True) has the number of those that
+    torch knows, which must be the same on ranks that are in no such part.
+    """
+    backend = _backend_of(group)
+    assert backend is not None
+    whole = backend
+    if world_of(dist.group.WORLD) is not None:  # which has made the group, and counts its parts
+        everyone = _backend_of(dist.group.WORLD)
+        assert everyone is not None
+        members = dist.get_process_group_ranks(group)
+        whole, ranks = everyone, [members[rank] for rank in ranks]
+    timeout = backend.options._timeout.total_seconds()
+    part = whole.make_part(
+        store=_rendezvous.default_store(), ranks=list(ranks), name=name, timeout=timeout
+    )
+    assert part is not None
+    return part
 
 
 def call_at_end(group: dist.ProcessGroup, listener: Callable[[], object]) -> None:

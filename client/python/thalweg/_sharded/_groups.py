@@ -91,14 +91,10 @@ class ShardGroup:
         self._carried = self.plan.carried_by(self.plan.rank)
         self._carriers = self.plan.carriers()
         self._rows = torch.tensor(self.plan.rows_by_worker(), device="cpu")
-        everybody = dist.get_process_group_ranks(group)
-        mine = [everybody[rank] for rank in self.plan.node_ranks]
+        mine = self.plan.node_ranks
         alone = len(mine) == 1 or self.plan.has_one_node
-        self._node = (
-            None
-            if alone
-            else dist.new_group(mine, backend=_backend.NAME, use_local_synchronization=True)
-        )
+        name = f"{group.group_name} on node {self.plan.nodes[self.plan.rank]}"
+        self._node = None if alone else _process_group.make_part(group, mine, name)
 
     @property
     def carries(self) -> int:
@@ -116,7 +112,7 @@ class ShardGroup:
         parts = rows.index_select(0, self._rows.to(rows.device)).float()
         if self._node is not None:
             own = parts.new_empty(len(parts) // len(self.plan.node_ranks), parts.shape[1])
-            dist.reduce_scatter_tensor(own, parts, group=self._node)
+            self._node._reduce_scatter_base(own, parts).wait()
             parts = own
         return parts[: 1 + self.carries]
 
