@@ -206,6 +206,29 @@ def differentiated_again() -> tuple[float, float]:
     return pair.differences()
 
 
+def scaled_at_first() -> tuple[float, float]:
+    """Scales losses in the first steps alone, beside a model that torch trains with a scaler."""
+    pair, beside = Pair(loss_scaling=True), _model()
+    trains_beside = torch.optim.SGD(beside.parameters(), lr=0.1)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 4.0)]
+    for step in range(STEPS):
+        pair.optimizer.zero_grad()
+        loss = _loss(pair.ours, step, dist.get_rank())
+        if step < 3:
+            scalers[-1].scale(loss).backward()
+            scalers[-1].step(pair.optimizer)
+            scalers[-1].update()
+        else:
+            del scalers[1:]
+            loss.backward()
+            pair.optimizer.step()
+        scalers[0].scale(_loss(beside, step, 0)).backward()
+        scalers[0].step(trains_beside)
+        scalers[0].update()
+        pair.step_of_torch([step])
+    return pair.differences()
+
+
 def overlapped_attention() -> tuple[float, float]:
     """Trains modules that read the weights of others in them, and evaluates some steps at once."""
     pair = Pair(_attention_model, overlap=True, bucket_cap_mb=1e-4)
@@ -261,6 +284,7 @@ FORMS: dict[str, Callable[[], tuple[float, float]]] = {
         published_data,
         restored_from_a_vector,
         differentiated_again,
+        scaled_at_first,
         overlapped_attention,
         overlapped_return,
     )

@@ -20,6 +20,7 @@ FORMS = (
     "published_data",
     "restored_from_a_vector",
     "differentiated_again",
+    "scaled_at_first",
     "overlapped_attention",
     "overlapped_return",
 )

@@ -45,7 +45,8 @@ class Listener:
 def no_sessions():
     _precision._sessions.clear()
     yield
-    for left in (_precision._sessions, _precision._scales, _precision._on_the_way):
+    left_over = (_precision._sessions, _precision._scales, _precision._at_work)
+    for left in (*left_over, _precision._on_the_way):
         left.clear()
 
 
@@ -190,6 +191,34 @@ def test_scale_is_known_before_gradients_carry_it(listener):
     _precision.watch(later)
     scaler.scale(torch.ones(1))
     assert later.heard == [(16.0, 0)]
+
+
+def test_gradients_carry_a_scale_from_a_loss_to_the_update_alone(listener):
+    training = Training(init_scale=8.0)
+    training.scaler.load_state_dict(training.scaler.state_dict())
+    assert _precision.carried() == 1.0
+    training.scaler.scale(training.model(torch.ones(1, 3)).sum())
+    assert _precision.carried() == 8.0
+    other = Training(init_scale=4.0)
+    other.step(1.0)
+    assert _precision.carried() == 8.0
+    training.step(1.0)
+    assert _precision.carried() == 1.0
+    training.scaler.scale(torch.ones(1))
+    del training
+    gc.collect()
+    assert _precision.carried() == 1.0
+
+
+def test_gradients_carry_the_scale_of_amp_while_its_loss_is_in_use(listener):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level="O2", loss_scale=128.0, verbosity=0)
+    assert _precision.carried() == 1.0
+    with amp.scale_loss(model(torch.ones(1, 1)).sum(), optimizer) as scaled:
+        assert _precision.carried() == 128.0
+        scaled.backward()
+    assert _precision.carried() == 1.0
 
 
 def test_scale_of_amp_is_known_before_gradients_carry_it(listener):

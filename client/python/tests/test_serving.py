@@ -30,7 +30,7 @@ def serving(closed):
     made._finalizer = weakref.finalize(made, closed.append, "side")
     made._buckets = [bucket]
     made._commits, made._apart, made._snapshots = True, None, None
-    made._loss_scale, made.asked_by = 0.0, "THALWEG_PS"
+    made.asked_by = "THALWEG_PS"
     made.state = ShardState(made._buckets, SimpleNamespace(counts_steps=True), is_first=True)
     return made
 

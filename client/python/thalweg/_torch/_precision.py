@@ -37,6 +37,8 @@ class _Decision(NamedTuple):
 _lock = threading.Lock()  # any thread may call stats()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _scales: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
+# Those that have scaled a loss since they were last updated.
+_at_work: weakref.WeakSet[object] = weakref.WeakSet()
 _on_the_way: deque[_Decision] = deque()
 
 
@@ -55,15 +57,25 @@ def watch(session: Session) -> None:
 
 def announce(scaler: object, scale: float) -> None:
     """Makes sessions know a scale before they get gradients that carry it."""
-    if _sessions and _scales.get(scaler) != scale:
-        tell(scaler, scale, skipped=False)
+    if _sessions:
+        _at_work.add(scaler)
+        _know(scaler, scale)
 
 
 def tell(scaler: object, scale: float, *, skipped: bool) -> None:
     """Records the scaler's new scale, and whether it skipped the step."""
     if _sessions:
+        _at_work.discard(scaler)
         with _lock:
             _pass_on([(scaler, scale, skipped)])
+
+
+def carried() -> float:
+    """Returns the smallest scale that gradients may carry now, as far as it is known: that of
+    scalers which have scaled a loss since their last update. 1: there is none.
+    """
+    with _lock:
+        return min((_scales[each] for each in list(_at_work) if each in _scales), default=1.0)
 
 
 def settle() -> None:
@@ -76,6 +88,12 @@ def settle() -> None:
             news.append((scaler, scale, any(flags)))
         if news:
             _pass_on(news)
+
+
+def _know(scaler: object, scale: float) -> None:
+    if _scales.get(scaler) != scale:
+        with _lock:
+            _pass_on([(scaler, scale, False)])
 
 
 def _pass_on(news: Sequence[tuple[object, float, bool]]) -> None:
@@ -118,6 +136,7 @@ def _scale_and_observe(
         return scale(scaler, outputs)
     before = scaler._scale
     scaled = scale(scaler, outputs)
+    _at_work.add(scaler)
     if before is None:
         announce(scaler, scaler._init_scale)
     elif scaler not in _scales:  # it is older than the sessions
@@ -129,8 +148,8 @@ def _load_and_observe(
     load: Callable[..., None], scaler: GradScaler, /, state_dict: dict[str, Any]
 ) -> None:
     load(scaler, state_dict)
-    if scaler.is_enabled():
-        announce(scaler, scaler._init_scale)
+    if _sessions and scaler.is_enabled():
+        _know(scaler, scaler._init_scale)
 
 
 def _update_and_observe(
@@ -150,5 +169,6 @@ def _update_and_observe(
         for flag in optimizer["found_inf_per_device"].values()
     ]
     update(scaler, *args, **kwargs)
+    _at_work.discard(scaler)
     if scaler._scale is not None:
         _look(scaler, [scaler._scale, *flags])

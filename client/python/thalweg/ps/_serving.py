@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import _C
+from thalweg._torch import _precision
 from thalweg.ps import _step_faults
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket
@@ -61,7 +62,6 @@ class Serving:
         self.asked_by = ""  # the variable that has moved a script's optimizer to the shards
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
-        self._loss_scale = 0.0
         self._look: Look | None = None
         self._arrivals = Arrivals(buckets, weakref.WeakMethod(self.fail))
         self._parameters = [each for bucket in buckets for each in bucket.parameters]
@@ -122,13 +122,12 @@ class Serving:
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
         """Hears of the loss scalers of this process, before gradients carry the scale."""
-        self._loss_scale = loss_scale
         self._session.note_precision(loss_scale, skipped_steps)
 
     @property
     def loss_scale(self) -> float:
         """What gradients carry, as far as this process knows."""
-        return self._loss_scale or 1.0
+        return _precision.carried()
 
     def gather(
         self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States
