@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from local_optimizer_trainers import one_weight
 from torch import nn
 
 from thalweg.ps import LocalOptimizer
@@ -29,6 +30,20 @@ def hollow() -> dict[str, Any]:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         seen.append(sorted(set(weight.tolist())))
     return {"weights": seen, "exchanges": optimizer.stats()["exchanges"]}
+
+
+def mixed() -> dict[str, Any]:
+    """Exchanges a weight of which each worker keeps a half, and ends right then, twice; returns it
+    after each, and what the shards have.
+    """
+    outer = {"name": "nesterov", "lr": 1.0, "momentum": 0.5}
+    weight, optimizer, step = one_weight(2, 0.5, dist.get_rank(), outer=outer, mix=0.5)
+    seen = [step() for _ in range(2)][-1:]
+    for _ in range(2):
+        optimizer.finish()
+        seen.append(weight.item())
+    whole = next(iter(optimizer.full_state_dict().values())).item()
+    return {"seen": seen, "whole": whole, "exchanges": optimizer.stats()["exchanges"]}
 
 
 def poisoned() -> dict[str, float]:

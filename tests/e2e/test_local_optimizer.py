@@ -88,6 +88,16 @@ def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(nodes, shar
         assert result["stats"]["exchange_seconds"] > 0
 
 
+def test_finish_right_after_an_exchange_leaves_no_worker_a_part_of_its_own_weights(tmp_path):
+    # Rank 0 comes from 1 to 1/4, rank 1 stays at 1. Nesterov's first step is 3/2 times their mean
+    # change of 3/8: 7/16, of which the workers take a half.
+    own = [11 / 32, 23 / 32]
+    for rank, result in enumerate(run("mixed", tmp_path, (1, 1), 0)):
+        assert result["seen"] == [own[rank], 7 / 16, 7 / 16]
+        assert result["whole"] == 7 / 16
+        assert result["exchanges"] == 1
+
+
 def test_codec_that_begins_late_is_said_once(tmp_path):
     run("finished", tmp_path, (1, 1), 0, THALWEG_CODEC="powersgd")
     logs = [(tmp_path / f"finished{rank}.log").read_text() for rank in (0, 1)]

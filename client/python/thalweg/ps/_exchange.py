@@ -112,6 +112,8 @@ class Exchange:
         else:
             for fragment in self._fragments:
                 self._land_early(fragment)
+                if not (fragment.steps or fragment.owes):
+                    self._land(fragment, 0.0)  # all that has been changed has left: none is to stay
             self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
             self._even_out()
         self._remember()
