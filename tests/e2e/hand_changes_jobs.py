@@ -98,7 +98,28 @@ def closed_over_a_change() -> list[str]:
     return [outcome(optimizer.close), outcome(optimizer.close)]
 
 
-ALL = (published_data, left_with_the_last_step, closed_over_a_change)
+def changed_before_the_end() -> list[float | str]:
+    """Changes a weight on all workers, and ends a training in MODE, without telling the shards, and
+    with that; returns how that ends, and the weight.
+    """
+    mode = os.environ["MODE"]
+    options = {"mode": mode, "lr": 0.1, "staleness": 1 if mode == "stale" else None}
+    found: list[float | str] = []
+    for publishes in (True, False):
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = ServerOptimizer([weight], "sgd", **options)
+        weight.square().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            weight.fill_(3.0)
+        if publishes:
+            optimizer.publish()
+        found += [outcome(optimizer.finish), float(weight[0])]
+        optimizer.close()
+    return found
+
+
+ALL = (published_data, left_with_the_last_step, closed_over_a_change, changed_before_the_end)
 JOBS: dict[str, Callable[[], Any]] = {job.__name__: job for job in ALL}
 
 

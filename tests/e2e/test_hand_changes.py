@@ -34,3 +34,15 @@ def test_change_that_the_last_weights_would_overwrite_is_refused_when_the_optimi
     for refused, again in run("closed_over_a_change", tmp_path, (1, 1), 0):
         assert "0.weight has been changed while its new weights were on their way" in refused
         assert again == "no error"
+
+
+@pytest.mark.parametrize("mode", ["stale", "async"])
+def test_finish_of_nodes_that_are_apart_takes_no_change_back(mode, tmp_path):
+    refused = []
+    for published, kept, error, weight in run(
+        "changed_before_the_end", tmp_path, (1, 1), 0, MODE=mode
+    ):
+        assert (published, kept, weight) == ("no error", 3.0, 3.0)
+        assert "RuntimeError: " in error
+        refused.append(" has been changed since the last step, and the shards do not" in error)
+    assert any(refused)  # one may hear first that the other has left

@@ -67,10 +67,13 @@ class KeptState(FixedGroups):
     def finish(self) -> None:
         """Waits for all workers' steps: then all have the same weights. Call it on all workers, at
         the end of a training, or before an evaluation or a checkpoint. TimeoutError: one has not
-        come.
+        come. RuntimeError, which ends the job: parameters have been changed by hand.
         """
         self._serving.wait()
-        if self._serving.meet() and self._serving.state.is_published:
+        if self._serving.is_apart:
+            self._serving.check_unchanged()
+        self._serving.meet()
+        if self._serving.is_apart and self._serving.state.is_published:
             self._serving.state.fetch()
             self._serving.meet()
 

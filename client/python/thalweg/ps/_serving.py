@@ -97,11 +97,10 @@ class Serving:
         if self._snapshots is not None:
             self._snapshots.note_new_state(self.updates)
 
-    def meet(self) -> bool:
-        """Returns whether nodes may be apart; if so, when all are here. Raises TimeoutError."""
+    def meet(self) -> None:
+        """Returns when all nodes are here, if they may be apart. Raises TimeoutError."""
         if self._apart:
             self._apart.meet()
-        return self._apart is not None
 
     @property
     def has_lost(self) -> bool:
@@ -236,6 +235,16 @@ class Serving:
         if rule != self._rule:
             self.fail(f"the groups have {rule}, but were made with {self._rule}: make a new one")
 
+    def check_unchanged(self) -> None:
+        """Ends the job where parameters have been changed since the shards have got all."""
+        if self.state.is_published and (fault := change_of(self._buckets)):
+            self.fail(fault)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether nodes may be in different steps."""
+        return self._apart is not None
+
     @property
     def is_over(self) -> bool:
         return not self._finalizer.alive or self._session.status() is not None
@@ -255,8 +264,7 @@ class Serving:
                 "undoes with loss_scaling=True"
             )
         if self.state.is_published:
-            if fault := change_of(self._buckets):
-                self.fail(fault)
+            self.check_unchanged()
         else:
             self.meet()  # nobody pushes while weights change
             with failing(self.fail):
