@@ -68,15 +68,21 @@ def refused() -> list[str]:
 
 
 def broken() -> str:
-    """Rank 0 does what BREAK says, in its second step; returns how the job ends."""
-    trainer = Trainer(0, 3)
-    trainer.train(1)
+    """Rank 0 does what BREAK says, in its second step or after an exchange; returns how the job
+    ends.
+    """
     how = os.environ["BREAK"]
+    looks = how == "change_weights_and_look"  # while others are on their way
+    trainer = Trainer(0, 3, delay=2 if looks else 0)
+    trainer.train(3 if looks else 1)
     if dist.get_rank() != 0:
         return outcome(lambda: trainer.train(9))
     if how.startswith("change_weights"):
         with torch.no_grad():
             trainer.model[2].weight.mul_(0.5)
+    if looks:
+        trainer.optimizer.state_dict()
+        trainer.optimizer.full_state_dict()
     if how == "freeze":
         trainer.model[2].requires_grad_(False)
     if how == "change_weights_and_finish":

@@ -237,6 +237,7 @@ def test_what_cannot_be_is_refused_by_name_on_all_workers(tmp_path):
 BROKEN = {
     "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
     "change_weights_and_finish": "2.weight has been changed by other code than step()",
+    "change_weights_and_look": "2.weight has been changed by other code than step()",
     "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
     "freeze": "2.bias, 2.weight requires no gradient any more, but did when LocalOptimizer",
     "count": "count() needs a LocalOptimizer that was made with weighted=True",

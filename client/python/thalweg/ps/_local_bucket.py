@@ -39,9 +39,10 @@ class LocalBucket(Bucket):
 
     @torch.no_grad()
     def place(self, weights: Sequence[Tensor]) -> None:
-        """Makes these, as they are when they have been pulled, the last exchange's."""
+        """Makes these, as they are when they have been pulled, the last exchange's. The parameters
+        stay, and so does what is known of them.
+        """
         torch._foreach_copy_(self._weights(), [each.to(self._pulled) for each in weights])
-        self.remember()
 
     def differing(self, weights: Sequence[Tensor]) -> list[str]:
         """Returns none: the parameters are the worker's own, whatever the shards have."""
