@@ -1,5 +1,6 @@
 """Contains jobs whose scripts change by hand what shards keep: `hand_changes_jobs.py NAME OUT`."""
 
+import copy
 import gc
 import os
 from collections.abc import Callable
@@ -119,7 +120,41 @@ def changed_before_the_end() -> list[float | str]:
     return found
 
 
-ALL = (published_data, left_with_the_last_step, closed_over_a_change, changed_before_the_end)
+def loaded_into_views() -> list[bool | str]:
+    """Loads weights into parameters that are views of one tensor and travel apart, in both ways.
+    Returns how the next step ends, and whether it is the one that followed before.
+    """
+    both = torch.arange(48.0)
+    parameters = [nn.Parameter(part) for part in (both[:16], both[16:])]
+    optimizer = ServerOptimizer(parameters, "adam", lr=0.1, bucket_cap_mb=1e-5)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        torch.stack([each.square().sum() for each in parameters]).sum().backward()
+        optimizer.step()
+        return both.clone()
+
+    step()
+    saved = optimizer.state_dict(), optimizer.full_state_dict()
+    parts = {name: copy.deepcopy(part) for name, part in optimizer.shards.state_dict().items()}
+    expected, found = step(), []
+    for way in ("whole", "parts"):
+        if way == "whole":
+            optimizer.load_state_dict(saved[0])
+            optimizer.load_full_state_dict(saved[1])
+        else:
+            optimizer.shards.load_state_dict(parts)
+        found += [outcome(step), torch.equal(both, expected)]
+    return found
+
+
+ALL = (
+    published_data,
+    left_with_the_last_step,
+    closed_over_a_change,
+    changed_before_the_end,
+    loaded_into_views,
+)
 JOBS: dict[str, Callable[[], Any]] = {job.__name__: job for job in ALL}
 
 

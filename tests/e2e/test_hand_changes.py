@@ -46,3 +46,8 @@ def test_finish_of_nodes_that_are_apart_takes_no_change_back(mode, tmp_path):
         assert "RuntimeError: " in error
         refused.append(" has been changed since the last step, and the shards do not" in error)
     assert any(refused)  # one may hear first that the other has left
+
+
+def test_weights_are_loaded_into_views_of_a_tensor_that_travel_apart(tmp_path):
+    for result in run("loaded_into_views", tmp_path, (1, 1), 0):
+        assert result == ["no error", True, "no error", True]

@@ -259,7 +259,7 @@ class Serving:
     def _begin_step(self, groups: Sequence[Group], states: States) -> None:
         self.check_open()
         if self.loss_scale != 1 and not self._commits:
-            self.fail(f"gradients carry a loss scale of {self.loss_scale:g}, {_step_faults.LEFT_SCALED}")
+            self.fail(_step_faults.scaled(self.loss_scale))
         if self.state.is_published:
             self.check_unchanged()
         else:

@@ -60,6 +60,7 @@ class ShardState:
         """
         for bucket in self._buckets:
             bucket.place(bucket.weights())
+        self._remember()
         self._weights = {}
         self.is_published = True
 
@@ -83,6 +84,7 @@ class ShardState:
                 )
         for bucket in self._buckets:
             bucket.place([weights[each.name] for each in bucket.parameters])
+        self._remember()
         self._weights = {name: values.detach().float() for name, values in weights.items()}
         self.is_published = False
 
@@ -107,11 +109,17 @@ class ShardState:
             for bucket in self._buckets:
                 known = [dict(states.get(each.tensor, {})) for each in bucket.parameters]
                 bucket.write(self._unpublished(bucket), known, steps_of(bucket.parameters, known))
-        for bucket in self._buckets:
-            bucket.remember()
+        self._remember()
         states.clear()
         self._weights = {}
         self.is_published = True
+
+    def _remember(self) -> None:
+        """All parameters are what they are to be. A write to one of several views of a tensor has
+        counted as one to all of them.
+        """
+        for bucket in self._buckets:
+            bucket.remember()
 
     def _unpublished(self, bucket: Bucket) -> list[Tensor]:
         own = [each.tensor.detach().float().clone() for each in bucket.parameters]

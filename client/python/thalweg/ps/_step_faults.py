@@ -20,11 +20,18 @@ PUSHED_TWICE = (
     "each backward pass, and put all passes of a step but the last into `with "
     "optimizer.accumulate():`"
 )
-LEFT_SCALED = "which ServerOptimizer only undoes with loss_scaling=True"
 OTHER_SETTINGS = (
     "a group's settings have changed between backward() and step(), when the shards had used the "
     "former ones: change them before backward(), or after step()"
 )
+
+
+def scaled(scale: float) -> str:
+    """Returns that gradients carry this loss scale, which nobody would undo."""
+    return (
+        f"gradients carry a loss scale of {scale:g}, which ServerOptimizer only undoes with "
+        "loss_scaling=True"
+    )
 
 
 def fault_of(buckets: Sequence[Bucket]) -> str:
