@@ -24,7 +24,7 @@ from local_optimizer_faults import (
     trained_on_and_on,
     uncounted,
 )
-from local_optimizer_odds import hollow, mixed, poisoned
+from local_optimizer_odds import hollow, mixed, poisoned, replanned
 from local_optimizer_trainers import CASES, Trainer, loss_of, make_model, one_weight
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -266,6 +266,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         hollow,
         mixed,
         poisoned,
+        replanned,
         bytes_sent,
         bytes_of_exchange,
         refused,

@@ -46,6 +46,24 @@ def mixed() -> dict[str, Any]:
     return {"seen": seen, "whole": whole, "exchanges": optimizer.stats()["exchanges"]}
 
 
+def replanned() -> list[float]:
+    """Goes on from a state whose weights are on their way, with a plan by which they leave again
+    before they are due, in a step that changes nothing; returns what a worker and the shards have.
+    """
+    outer = {"name": "sgd"}
+    weight, optimizer, step = one_weight(4, 0.5, dist.get_rank(), outer=outer, delay=3)
+    for _ in range(5):
+        step()
+    state, value = copy.deepcopy(optimizer.state_dict()), weight.detach().clone()
+    optimizer.close()
+    weight, optimizer, step = one_weight(2, 0.5, dist.get_rank(), outer=outer)
+    optimizer.load_state_dict(state)
+    with torch.no_grad():
+        weight.copy_(value)
+    optimizer.param_groups[0]["lr"] = 0.0
+    return [step(), next(iter(optimizer.full_state_dict().values())).item()]
+
+
 def poisoned() -> dict[str, float]:
     """Exchanges some of 2 x 32 elements, of which one is NaN on rank 0 in the second exchange, in
     CODEC; returns how many are counted before and after it, and how many there are on rank 1.

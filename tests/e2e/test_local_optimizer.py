@@ -149,6 +149,12 @@ def test_nodes_that_had_no_codec_of_their_own_go_on_counting_with_rank_0(tmp_pat
     assert [log.count("it was saved by nobody, and this is") for log in logs] == [0, 1]
 
 
+def test_weights_on_their_way_land_before_a_shorter_interval_lets_them_leave_again(tmp_path):
+    # Rank 0 comes from 1 to 1/16, rank 1 stays at 1; of their mean nothing is taken back.
+    for result in run("replanned", tmp_path, (1, 1), 0):
+        assert result == [17 / 32, 17 / 32]
+
+
 @pytest.mark.parametrize(
     "codec", ["fp32", "int8:start=0", "powersgd:start=0", "sparse:1", "signs:1"]
 )

@@ -95,12 +95,15 @@ class Exchange:
         """Is called after each step of the worker: exchanges what is due."""
         self._steps += 1
         self._accepts_changes = False
-        for fragment in self._fragments:
+        leaving = []
+        for number, fragment in enumerate(self._fragments):
             fragment.steps += 1
-            if fragment.due == self._steps:
+            leaves = self._plan.leaves(number, self._steps)
+            # What leaves again lands before: a state may be of a plan with a longer delay.
+            if fragment.due == self._steps or (leaves and fragment.due is not None):
                 self._land(fragment, self._plan.mix)
-        numbers = range(len(self._fragments))
-        leaving = [self._fragments[n] for n in numbers if self._plan.leaves(n, self._steps)]
+            if leaves:
+                leaving.append(fragment)
         self._exchange(leaving, self._plan.delay, self._plan.mix)
         self._remember()
 
