@@ -110,10 +110,10 @@ int main(int argc, char** argv) {
   app.add_option("--state-dir", flags.state_dir,
                  "Folder for snapshots of the weights that jobs keep here; none: no snapshots");
   thalweg::AddCommonOptions(app, &flags.common);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = thalweg::Parse(app, argc, argv)) return *code;
   if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {
     spdlog::error("{}", thalweg::Text(status));
-    return 2;
+    return thalweg::kWrongArguments;
   }
   return thalweg::ExitCode(thalweg::Serve(flags, signals), flags.common.ready_fd);
 }

@@ -14,6 +14,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -35,6 +36,16 @@ constexpr double kMostDrainSeconds = 1e6;
 // Returns what makes 0 of "auto".
 CLI::Transformer Auto() {
   return CLI::Transformer(std::map<std::string, std::string>{{"auto", "0"}});
+}
+
+// Refuses 0, with a unit or without, which "auto" becomes: apply it before that.
+CLI::Validator NoZero() {
+  return {[](const std::string& text) -> std::string {
+            const bool is_zero = text.find('0') != std::string::npos &&
+                                 text.find_first_of("123456789") == std::string::npos;
+            return is_zero ? "expected auto or more than 0, got '" + text + "'" : "";
+          },
+          ""};
 }
 
 // Refuses what is no memory limit that anyone means, such as 4 for 4G. 0 is automatic.
@@ -175,13 +186,14 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
                  "File that says which certificates may take part in which jobs, with quotas; it "
                  "needs TLS, and is read again when it changes; empty: everybody in every job");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
-  // Of two transforms, the one that is added last is applied first.
+  // Of several transforms, the one that is added last is applied first.
   app.add_option("--memory-limit", options->memory_limit,
                  "Memory that the jobs of this process's shard may use; auto: half of what the "
                  "process may")
       ->envname("THALWEG_MEMORY_LIMIT")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->transform(Auto())
+      ->transform(NoZero())
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 62))  // negative numbers wrap around
       ->check(WhyNoMemoryLimit)
       ->type_name("auto|BYTES[K|M|G]");
@@ -214,8 +226,18 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
   app.add_option(name, *value, help)
       ->envname(env)
       ->transform(Auto())
+      ->transform(NoZero())
       ->check(CLI::Range(0u, most))
       ->type_name(absl::StrCat("auto|1…", most));
+}
+
+std::optional<int> Parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongArguments;
+  }
+  return std::nullopt;
 }
 
 uint64_t MemoryOf(const CommonOptions& options) {
@@ -272,7 +294,7 @@ int ExitCode(const absl::Status& ended, int fd) {
   if (ended.ok()) return 0;
   spdlog::error("{}", Text(ended));
   Announce(fd, nlohmann::json::object({{"error", std::string(ended.message())}}));
-  return 1;
+  return absl::IsInvalidArgument(ended) ? kWrongArguments : 1;
 }
 
 }  // namespace thalweg

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -56,6 +57,11 @@ struct CommonOptions {
 };
 void AddCommonOptions(CLI::App& app, CommonOptions* options);
 
+inline constexpr int kWrongArguments = 2;  // exit code, also for wrong variables
+// Reads the command line. Returns the exit code if the program is to end: 0 after --help and the
+// like, kWrongArguments after an error, which it prints.
+std::optional<int> Parse(CLI::App& app, int argc, char** argv);
+
 inline constexpr double kMostTimeout = 86400;  // seconds, as in the client
 // Reads a number of seconds. InvalidArgument: it is no number, or not from 0 to `most`.
 absl::Status ParseSeconds(const std::string& text, double most, double* seconds);
@@ -105,8 +111,9 @@ void ExportProcessInfo(MetricRegistry& registry, const std::string& name);
 // line tells the parent process that this process serves, and where.
 void AnnounceReady(int fd, const std::string& address, const std::string& http);
 
-// Returns the exit code for how a program has ended. It logs an error, which comes before
-// AnnounceReady, and writes it as the line {"error": …} to `fd` in its place.
+// Returns the exit code for how a program has ended: kWrongArguments for InvalidArgument, 1 for
+// other errors. It logs an error, which comes before AnnounceReady, and writes it as the line
+// {"error": …} to `fd` in its place.
 int ExitCode(const absl::Status& ended, int fd);
 
 }  // namespace thalweg

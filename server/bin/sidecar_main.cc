@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -186,19 +187,19 @@ int main(int argc, char** argv) {
           thalweg::GetEnv("THALWEG_TIMEOUT"), thalweg::kMostTimeout, &flags.timeout_seconds);
       !status.ok()) {
     spdlog::error("THALWEG_TIMEOUT: {}", std::string(status.message()));
-    return 2;
+    return thalweg::kWrongArguments;
   }
   CLI::App app(
       "Reduces the gradients of one node's workers and exchanges them with the aggregators.");
   thalweg::AddOptions(app, &flags);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = thalweg::Parse(app, argc, argv)) return *code;
   if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {
     spdlog::error("{}", thalweg::Text(status));
-    return 2;
+    return thalweg::kWrongArguments;
   }
   if (flags.socket.empty()) {
     spdlog::error("no socket: give --socket PATH or set THALWEG_SIDECAR");
-    return 2;
+    return thalweg::kWrongArguments;
   }
   thalweg::KeptAddresses kept;
   std::optional<int> ended;
