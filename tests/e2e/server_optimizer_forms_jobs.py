@@ -10,62 +10,9 @@ from contextlib import nullcontext
 import job_runner
 import torch
 import torch.distributed as dist
+from server_optimizer_pairs import SETTINGS, STEPS, Pair, loss_of, make_attention, make_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-from thalweg.ps import ServerOptimizer
-
-STEPS = 7
-SETTINGS = {"lr": 0.1, "momentum": 0.9}
-
-
-def _model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
-
-
-def _attention_model() -> nn.Module:
-    torch.manual_seed(1)
-    layer = nn.TransformerEncoderLayer(12, 2, dim_feedforward=16, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Flatten(2), nn.Linear(36, 12), layer, nn.Linear(12, 4))
-
-
-def _loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    data = torch.Generator().manual_seed(100 * step + rank)
-    loss: torch.Tensor = model(torch.randn(8, 3, 6, 6, generator=data)).square().mean()
-    return loss
-
-
-class Pair:
-    """A model whose optimizer is on the shards, and one that a single process trains."""
-
-    def __init__(self, make: Callable[[], nn.Module] = _model, **options: float) -> None:
-        self.ours, self.torchs, self.first = make(), make(), make()
-        self.optimizer = self.serve(**options)
-        self.torch_optimizer = torch.optim.SGD(self.torchs.parameters(), **SETTINGS)
-
-    def serve(self, **options: float) -> ServerOptimizer:
-        return ServerOptimizer(self.ours.named_parameters(), "sgd", **(SETTINGS | options))
-
-    def step_of_torch(self, steps: list[int], clip: tuple[float, ...] = ()) -> list[float]:
-        """Takes a step with the sums of these steps' gradients; returns the norms that it had."""
-        workers = dist.get_world_size()
-        self.torch_optimizer.zero_grad()
-        for step in steps:
-            for rank in range(workers):
-                (_loss(self.torchs, step, rank) / workers).backward()
-        norms = [float(nn.utils.clip_grad_norm_(self.torchs.parameters(), bound)) for bound in clip]
-        self.torch_optimizer.step()
-        return norms
-
-    def differences(self) -> tuple[float, float]:
-        return _distance(self.ours, self.torchs), _distance(self.first, self.torchs)
-
-
-@torch.no_grad()
-def _distance(one: nn.Module, other: nn.Module) -> float:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def by_hand() -> tuple[float, float]:
@@ -74,7 +21,7 @@ def by_hand() -> tuple[float, float]:
     for step in range(STEPS):
         pair.optimizer.zero_grad()
         parameters = list(pair.ours.parameters())
-        grads = torch.autograd.grad(_loss(pair.ours, step, dist.get_rank()), parameters)
+        grads = torch.autograd.grad(loss_of(pair.ours, step, dist.get_rank()), parameters)
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
         pair.optimizer.step()
@@ -90,7 +37,7 @@ def uneven_accumulation() -> tuple[float, float]:
         batches.append(step)
         is_full = len(batches) == 2
         with nullcontext() if is_full else pair.optimizer.accumulate():
-            _loss(pair.ours, step, dist.get_rank()).backward()
+            loss_of(pair.ours, step, dist.get_rank()).backward()
         if is_full or step == STEPS - 1:
             pair.optimizer.step()
             pair.optimizer.zero_grad()
@@ -108,7 +55,7 @@ def channels_last() -> tuple[float, float]:
     optimizer = pair.serve()
     for step in range(STEPS):
         optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         optimizer.step()
         pair.step_of_torch([step])
     return pair.differences()
@@ -119,7 +66,7 @@ def looked_at() -> tuple[float, float]:
     pair = Pair()
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.optimizer.zero_grad()
         get_optimizer_state_dict(pair.ours, pair.optimizer)
@@ -133,7 +80,7 @@ def clipped_twice() -> tuple[float, float]:
     norms: list[float] = []
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         bounds = (float("inf"), 5e-3, float("inf"))
         ours = [float(pair.optimizer.clip_grad_norm_(bound)) for bound in bounds]
         pair.optimizer.step()
@@ -155,7 +102,7 @@ def published_by_one() -> tuple[float, float]:
                         model[0].weight.mul_(2)
             pair.optimizer.publish()
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.step_of_torch([step])
     return pair.differences()
@@ -170,7 +117,7 @@ def published_data() -> tuple[float, float]:
                 parameter.data.clamp_(-0.05, 0.05)
             pair.optimizer.publish()
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.step_of_torch([step])
     return pair.differences()
@@ -189,7 +136,7 @@ def restored_from_a_vector() -> tuple[float, float]:
                 nn.utils.vector_to_parameters(vector, model.parameters())
                 optimizer.load_state_dict(state)
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.step_of_torch([step])
     return pair.differences()
@@ -200,7 +147,7 @@ def differentiated_again() -> tuple[float, float]:
     pair = Pair()
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward(create_graph=True)
+        loss_of(pair.ours, step, dist.get_rank()).backward(create_graph=True)
         pair.optimizer.step()
         pair.step_of_torch([step])
     return pair.differences()
@@ -208,12 +155,12 @@ def differentiated_again() -> tuple[float, float]:
 
 def scaled_at_first() -> tuple[float, float]:
     """Scales losses in the first steps alone, beside a model that torch trains with a scaler."""
-    pair, beside = Pair(loss_scaling=True), _model()
+    pair, beside = Pair(loss_scaling=True), make_model()
     trains_beside = torch.optim.SGD(beside.parameters(), lr=0.1)
     scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 4.0)]
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        loss = _loss(pair.ours, step, dist.get_rank())
+        loss = loss_of(pair.ours, step, dist.get_rank())
         if step < 3:
             scalers[-1].scale(loss).backward()
             scalers[-1].step(pair.optimizer)
@@ -222,24 +169,44 @@ def scaled_at_first() -> tuple[float, float]:
             del scalers[1:]
             loss.backward()
             pair.optimizer.step()
-        scalers[0].scale(_loss(beside, step, 0)).backward()
+        scalers[0].scale(loss_of(beside, step, 0)).backward()
         scalers[0].step(trains_beside)
         scalers[0].update()
         pair.step_of_torch([step])
     return pair.differences()
 
 
+def idle_without_a_rate() -> tuple[float, float]:
+    """Lets rank 1 compute nothing in a step whose learning rate is 0, with zeros as gradients."""
+    pair = Pair(find_unused_parameters=True)
+    for step in range(STEPS):
+        for optimizer in (pair.optimizer, pair.torch_optimizer):
+            optimizer.param_groups[0]["lr"] = 0.0 if step == 3 else SETTINGS["lr"]
+        pair.optimizer.zero_grad(set_to_none=False)
+        if step != 3:
+            loss_of(pair.ours, step, dist.get_rank()).backward()
+            pair.step_of_torch([step])
+        else:
+            if dist.get_rank() == 0:
+                loss_of(pair.ours, step, 0).backward()
+            pair.torch_optimizer.zero_grad()
+            (loss_of(pair.torchs, step, 0) / 2).backward()
+            pair.torch_optimizer.step()
+        pair.optimizer.step()
+    return pair.differences()
+
+
 def overlapped_attention() -> tuple[float, float]:
     """Trains modules that read the weights of others in them, and evaluates some steps at once."""
-    pair = Pair(_attention_model, overlap=True, bucket_cap_mb=1e-4)
+    pair = Pair(make_attention, overlap=True, bucket_cap_mb=1e-4)
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.step_of_torch([step])
         if step % 2:  # otherwise a forward pass in training is the next that reads weights
             found = _evaluated(pair.ours)
-            waited = _attention_model()
+            waited = make_attention()
             waited.load_state_dict(pair.ours.state_dict())
             assert found == _evaluated(waited)
     pair.ours.state_dict()
@@ -252,7 +219,7 @@ def overlapped_return() -> tuple[float, float]:
     both = [(pair.ours, pair.optimizer), (pair.torchs, pair.torch_optimizer)]
     for step in range(STEPS):
         pair.optimizer.zero_grad()
-        _loss(pair.ours, step, dist.get_rank()).backward()
+        loss_of(pair.ours, step, dist.get_rank()).backward()
         pair.optimizer.step()
         pair.step_of_torch([step])
         if step == 1:
@@ -267,7 +234,7 @@ def overlapped_return() -> tuple[float, float]:
 
 @torch.no_grad()
 def _evaluated(model: nn.Module) -> float:
-    loss = float(_loss(model.eval(), 0, 0))
+    loss = float(loss_of(model.eval(), 0, 0))
     model.train()
     return loss
 
@@ -285,6 +252,7 @@ FORMS: dict[str, Callable[[], tuple[float, float]]] = {
         restored_from_a_vector,
         differentiated_again,
         scaled_at_first,
+        idle_without_a_rate,
         overlapped_attention,
         overlapped_return,
     )

@@ -21,6 +21,7 @@ FORMS = (
     "restored_from_a_vector",
     "differentiated_again",
     "scaled_at_first",
+    "idle_without_a_rate",
     "overlapped_attention",
     "overlapped_return",
 )
