@@ -12,7 +12,7 @@ import torch.distributed as dist
 from jobs import outcome
 from torch import nn
 
-from thalweg.ps import ServerOptimizer
+from thalweg.ps import LocalOptimizer, ServerOptimizer
 
 STEPS = 4
 
@@ -148,12 +148,33 @@ def loaded_into_views() -> list[bool | str]:
     return found
 
 
+def published_over_what_is_held_back() -> float:
+    """Trains with local updates in CODEC, publishes zeros, and goes on with steps that change
+    nothing; returns the largest weight.
+    """
+    model = make_model()
+    inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    optimizer = LocalOptimizer(inner, every=2, outer={"name": "sgd"}, codec=os.environ["CODEC"])
+    for step in range(8):
+        optimizer.zero_grad()
+        loss(model, step).backward()
+        optimizer.step()
+        if step == 4:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            optimizer.publish()
+            optimizer.param_groups[0]["lr"] = 0.0
+    return max(float(each.abs().max()) for each in model.parameters())
+
+
 ALL = (
     published_data,
     left_with_the_last_step,
     closed_over_a_change,
     changed_before_the_end,
     loaded_into_views,
+    published_over_what_is_held_back,
 )
 JOBS: dict[str, Callable[[], Any]] = {job.__name__: job for job in ALL}
 

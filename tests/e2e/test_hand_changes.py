@@ -51,3 +51,11 @@ def test_finish_of_nodes_that_are_apart_takes_no_change_back(mode, tmp_path):
 def test_weights_are_loaded_into_views_of_a_tensor_that_travel_apart(tmp_path):
     for result in run("loaded_into_views", tmp_path, (1, 1), 0):
         assert result == ["no error", True, "no error", True]
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["topk:ratio=0.01,start=0", "int8:start=0", "onebit:start=0", "powersgd:rank=1,start=0"],
+)
+def test_nothing_that_a_codec_holds_back_comes_after_weights_were_published(codec, tmp_path):
+    assert run("published_over_what_is_held_back", tmp_path, (2, 1), 0, CODEC=codec) == [0.0] * 3

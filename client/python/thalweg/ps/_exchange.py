@@ -143,6 +143,8 @@ class Exchange:
         """Makes rank 0's parameters everybody's, and the shards'. All workers call it."""
         self._serving.check_open()
         self._gather()
+        if self._means:
+            self._means.forget_rests()
         _joining.broadcast(self._group, groups)
         states: dict[torch.Tensor, Any] = {}
         self._serving.state.read(states)
@@ -205,8 +207,6 @@ class Exchange:
         weights = {name: tensor.detach().float() for name, tensor in self._named().items()}
         self._serving.state.set_weights(weights)
         self._fill(states or {})
-        if self._means:
-            self._means.forget_rests()
         for fragment in self._fragments:
             fragment.land(0.0)
             fragment.steps, fragment.work = 0, 0.0

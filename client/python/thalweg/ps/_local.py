@@ -182,8 +182,8 @@ class LocalOptimizer(FixedGroups):
 
     def publish(self) -> None:
         """Makes rank 0's parameters those of all workers and of the shards. Call it on all workers
-        after changing parameters by hand. What workers have changed since the last exchange is
-        forgotten; the outer optimizer's state stays.
+        after changing parameters by hand. What workers have changed since the last exchange, and
+        what their codec holds back, is forgotten; the outer optimizer's state stays.
         """
         self._exchange.publish(self.param_groups)
 

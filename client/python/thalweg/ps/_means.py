@@ -44,7 +44,12 @@ class CodecMeans:
         return 0
 
     def forget_rests(self) -> None:
-        """The parameters are about to be equal on all workers. What the codec holds back stays."""
+        """The parameters are about to be others, equal on all workers: what the codec holds back of
+        what has become of the former ones is forgotten. Counts of exchanges and factors stay.
+        """
+        if self._is_keeper:
+            held = self._session.save_codec_state()
+            self._session.load_codec_state(_codec_states.without_residuals(held))
 
     def state(self) -> dict[str, Any]:
         """Returns what the codec carries on this node; nothing on all workers but its first."""
