@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -75,18 +74,21 @@ class Arrivals:
 
     def leave(self) -> list[str]:
         """Waits for all that is on its way, because other nodes wait for this one's part in it, and
-        puts weights in place. Returns the names of parameters that stay as other code has changed
-        them since.
+        puts weights in place if all have come. Returns the names of parameters that stay as other
+        code has changed them since.
         """
-        overtaken: list[str] = []
+        has_all = True
         for bucket in reversed(self._buckets):
-            with contextlib.suppress(RuntimeError):
-                names = bucket.overtaken()
-                overtaken += names
-                if not names:
-                    self._put(bucket)
+            try:
                 bucket.settle()
-        return overtaken
+            except RuntimeError:
+                has_all = False
+        if not (has_all and self._awaited):
+            return []
+        for bucket in self._buckets:
+            if not bucket.overtaken():
+                self._put(bucket)
+        return [name for bucket in self._buckets for name in bucket.overtaken()]
 
     def _put(self, bucket: Bucket) -> None:
         # A write to one of the views of a tensor counts as one to all of them.

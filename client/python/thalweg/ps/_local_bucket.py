@@ -48,10 +48,6 @@ class LocalBucket(Bucket):
         """Returns none: the parameters are the worker's own, whatever the shards have."""
         return []
 
-    def overtaken(self) -> list[str]:
-        """Returns none: weights that come do not take the parameters' place by themselves."""
-        return []
-
     @torch.no_grad()
     def merge(self, mix: float) -> None:
         """Makes the parameters `mix` times what they are, and for the rest the last exchange's
