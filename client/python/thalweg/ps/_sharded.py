@@ -73,4 +73,6 @@ class ShardedState:
         for bucket in self._own:
             own = [state[each.name] for each in bucket.parameters]
             steps = steps_of(bucket.parameters, own)
-            bucket.write([one["weight"] for one in own], own, steps)
+            # Moments of parameters that have seen no step are zeros here, and none on the shards.
+            moments = own if steps else [{}] * len(own)
+            bucket.write([one["weight"] for one in own], moments, steps)
