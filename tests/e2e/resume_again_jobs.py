@@ -76,6 +76,48 @@ def one_ends_early() -> str:
     return outcome(lambda: training.train(1))
 
 
+def resumed() -> tuple[Training, Training]:
+    """Returns a training, and another one that has loaded its checkpoint and is to go on."""
+    first = Training()
+    first.train(SAVED_AFTER)
+    first.save(path(), state=False)
+    second = Training()
+    second.load(path())
+    return first, second
+
+
+@job
+def one_has_no_batch() -> dict[str, Any]:
+    """Resumes inside join(), where rank 1 is out of data from the beginning."""
+    first, second = resumed()
+    with second.model.join():
+        second.train(3 if dist.get_rank() == 0 else 0)
+    since = second.state.stats()["compressed_since"]
+    return finish({"since": since, "digest": digest(second.model)}, first, second)
+
+
+@job
+def one_is_in_eval_mode() -> dict[str, Any]:
+    """Resumes with rank 0 in eval mode, which has evaluated, with gradients, before rank 1 came."""
+    first, second = resumed()
+    if dist.get_rank() == 0:
+        second.model.eval()(torch.ones(1, 3, 8, 8))
+    dist.barrier()
+    return finish({"sent": second.train(3), "digest": digest(second.model)}, first, second)
+
+
+@job
+def in_eval_mode() -> dict[str, Any]:
+    """Resumes in eval mode on all ranks, after gradients that are not averaged on rank 1 alone."""
+    first, second = resumed()
+    second.model.eval()
+    if dist.get_rank() == 1:
+        with second.model.no_sync():
+            second.model(torch.ones(1, 3, 8, 8)).sum().backward()
+    dist.barrier()
+    return finish({"sent": second.train(3)}, first, second)
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     main()

@@ -12,6 +12,7 @@ from harness import Job, environment, servers
 
 HERE = Path(__file__).parent
 COST = HERE.parents[1] / "scripts" / "resume_cost.py"
+SOON = {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "20"}
 LATE = {"THALWEG_TIMEOUT": "8", "THALWEG_STEP_TIMEOUT": "60"}
 
 
@@ -66,6 +67,22 @@ def test_job_that_ends_before_the_first_step_fails_it_long_before_the_step_timeo
     assert gone == "gone"
     assert "RuntimeError: thalweg: " in error
     assert "rank 1 " in error
+
+
+def test_worker_that_has_no_batch_in_join_resumes_with_the_others(tmp_path):
+    results, said = run("one_has_no_batch", tmp_path, env=SOON, script="resume_again_jobs.py")
+    assert results[0] == results[1]
+    assert results[0]["since"] == 9
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+
+
+@pytest.mark.parametrize("name", ["one_is_in_eval_mode", "in_eval_mode"])
+def test_module_in_eval_mode_resumes_compressed_with_its_first_averages(name, tmp_path):
+    results, said = run(name, tmp_path, env=SOON, script="resume_again_jobs.py")
+    for result in results:
+        assert max(result["sent"]) < 30e3  # of 244 kB of gradients
+        assert result.get("digest") == results[0].get("digest")
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
 
 
 def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thalweg._attach import _codec_states
+from thalweg._attach import _codec_states, _first_step
 from thalweg._torch import _patches
 
 if TYPE_CHECKING:
@@ -54,15 +53,15 @@ def install() -> None:
 def join(
     module: DistributedDataParallel, state: State, meeting: Meeting, step_timeout: float
 ) -> None:
-    """Makes the module's workers agree in its first training step from where they go on, to which
-    one may come so many seconds later than another, as to every step.
+    """Makes the module's workers agree from where they go on, before gradients are averaged for the
+    first time. One may come so many seconds later than another, as to every step.
     """
     for parameter in module.parameters():
         _states[parameter] = weakref.ref(state)
     # Half as long, because gather() waits for twice the timeout.
     first = meeting._replace(timeout=meeting.timeout / 2, where="the first training step")
     _meetings[module] = first, step_timeout
-    module.register_forward_pre_hook(_before_forward)
+    _first_step.call(module, _settle_attached)
 
 
 def settle(module: DistributedDataParallel, state: State) -> None:
@@ -73,6 +72,7 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     """
     if module not in _meetings:
         return
+    _first_step.cancel(module)
     meeting, late = _meetings.pop(module)
     state.has_trained = True
     found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
@@ -179,14 +179,7 @@ def _digest(found: Mapping[str, Any] | None) -> str:
     return hashlib.sha256(str(found.get("codec")).encode() + bytes(found["shared"])).hexdigest()
 
 
-@_disable_dynamo
-def _before_forward(module: DistributedDataParallel, _: object) -> None:
-    """Is a hook of the module until its first training step."""
-    if not torch.is_grad_enabled() or not (module.training or module.module.training):
-        return
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if hook is _before_forward:
-            del module._forward_pre_hooks[key]
+def _settle_attached(module: DistributedDataParallel) -> None:
     from thalweg import ddp
 
     state = ddp.state_of(module)
