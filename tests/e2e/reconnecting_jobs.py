@@ -33,9 +33,9 @@ def steps() -> Iterator[None]:
 
 
 def train() -> tuple[int, str]:
-    """WIDE: buckets have many more chunks than windows."""
+    """WIDE: buckets have many more chunks than windows. CHUNK: bytes of one."""
     torch.manual_seed(0)
-    wide = int(os.environ.get("WIDE", "1"))
+    wide, chunk = int(os.environ.get("WIDE", "1")), int(os.environ.get("CHUNK", "4096"))
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128 * wide),
         torch.nn.Tanh(),
@@ -43,7 +43,7 @@ def train() -> tuple[int, str]:
         torch.nn.Linear(32 * wide, 8),
     )
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02 * wide**2)
-    state = thalweg.ddp.attach(ddp, codec=os.environ["CODEC"], chunk_bytes=4096)
+    state = thalweg.ddp.attach(ddp, codec=os.environ["CODEC"], chunk_bytes=chunk)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     random = torch.Generator().manual_seed(dist.get_rank())
     done = 0

@@ -157,8 +157,9 @@ absl::Status RoundRunner::Pull(const std::shared_ptr<NodeBucket>& bucket) {
 absl::Status RoundRunner::SendPart(const Step& step, FoldPool& pool) {
   THALWEG_RETURN_IF_ERROR(Announce(step));
   const bool is_reduced_here = terms_.num_nodes == 1 && !step.bucket->update();
+  InOrder order;
   return pool.Run(step.part->plan.Count(), [&](uint32_t chunk) {
-    return is_reduced_here ? ReduceChunk(step, chunk) : SendChunk(step, chunk);
+    return is_reduced_here ? ReduceChunk(step, chunk) : SendChunk(step, chunk, order);
   });
 }
 
@@ -179,7 +180,7 @@ absl::Status RoundRunner::Announce(const Step& step) {
   return WriteShardResiduals(context_.shards, *step.codec, part, terms_.timeout.shard());
 }
 
-absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
+absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk, InOrder& order) {
   const auto& [bucket, codec, part] = step;
   ArenaGradient gradient(*bucket, inputs_);
   const TimePoint start = Now();
@@ -202,15 +203,18 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
                            encoded);
   if (shard != terms_.own_shard) bucket->round().CountOnLink(share.size());
   // Its result may be here, and the round over, before Contribute returns.
-  const JobTrace& trace = context_.report.trace();
   std::optional<TraceSubject> what;
-  if (trace) what = context_.report.Describe(*bucket, *codec, *part, chunk, share.size());
-  const absl::Status sent = context_.shards.Contribute(shard, std::move(contribution));
-  if (what) {
-    trace.Work("reduce", start, encoded, *what);
-    trace.Work("send", encoded, Now(), *std::move(what));
+  if (context_.report.trace()) {
+    what = context_.report.Describe(*bucket, *codec, *part, chunk, share.size());
+    context_.report.trace().Work("reduce", start, encoded, *what);
   }
-  return sent;
+  return order.Do(chunk, [this, shard, contribution = std::move(contribution),
+                          what = std::move(what)]() mutable {
+    const TimePoint begin = Now();
+    const absl::Status sent = context_.shards.Contribute(shard, std::move(contribution));
+    if (what) context_.report.trace().Work("send", begin, Now(), *std::move(what));
+    return sent;
+  });
 }
 
 absl::Status RoundRunner::ReduceChunk(const Step& step, uint32_t chunk) {

@@ -22,6 +22,7 @@
 #include "server/sidecar/bucket/arena_gradient.h"
 #include "server/sidecar/bucket/bucket_table.h"
 #include "server/sidecar/bucket/codec_states.h"
+#include "server/sidecar/bucket/in_order.h"
 #include "server/sidecar/bucket/job_compression.h"
 #include "server/sidecar/bucket/round_report.h"
 #include "server/sidecar/bucket/step_queue.h"
@@ -99,7 +100,9 @@ class RoundRunner {
   absl::Status Pull(const std::shared_ptr<NodeBucket>& bucket);
   absl::Status SendPart(const Step& step, FoldPool& pool);
   absl::Status Announce(const Step& step);
-  absl::Status SendChunk(const Step& step, uint32_t chunk);
+  // Nodes would wait for each other if they sent chunks in different orders, so `order` has the
+  // part's, whichever thread is first with one.
+  absl::Status SendChunk(const Step& step, uint32_t chunk, InOrder& order);
   // Takes the place of SendChunk on a node that is alone, unless a shard keeps the weights.
   absl::Status ReduceChunk(const Step& step, uint32_t chunk);
   absl::Status TakeStep(const Step& step);
