@@ -270,6 +270,8 @@ std::vector<std::shared_ptr<ServedNode>> Job::ReleaseLocked() {
   engine_ = RoundEngine(
       {members_.epoch(), spec_.num_nodes, plan_.flow().window_chunks, spec_.round_timeout});
   quorum_ = QuorumRounds(spec_.num_nodes);
+  lone_ = LoneRounds();
+  settings_ = StepSettings();
   chunks_ = ChunkStates();
   resumption_ = Resumption();
   layouts_ = LayoutRegistry(plan_.flow().chunk_bytes, spec_.num_shards, spec_.num_nodes);

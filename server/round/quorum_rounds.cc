@@ -61,9 +61,16 @@ absl::Status QuorumRounds::CheckAdd(const Giver& giver, const RoundId& id, const
     return absl::ResourceExhaustedError(absl::StrCat(
         ToString(id), ": node ", giver.node, " exceeds its window of ", giver.window, " chunks"));
   }
-  if (waits_for_all || NumHere() >= rule.quorum) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(ToString(id), ": an update needs a quorum of ",
-                                         rule.quorum, " nodes, and ", NumHere(), " are here"));
+  if (!waits_for_all && NumHere() < rule.quorum) {
+    return absl::AbortedError(absl::StrCat(ToString(id), ": an update needs a quorum of ",
+                                           rule.quorum, " nodes, and ", NumHere(), " are here"));
+  }
+  const auto chunk = chunks_.find({id.bucket, id.chunk});
+  if (chunk == chunks_.end()) return absl::OkStatus();
+  const auto& unanswered = waits_for_all ? chunk->second.ending : chunk->second.waiting;
+  if (!unanswered.contains(giver.node)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(id), ": node ", giver.node, " waits for the answer to an earlier one"));
 }
 
 void QuorumRounds::Measure(const Chunk& chunk, Seat& seat, TimePoint now) {

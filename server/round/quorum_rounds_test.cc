@@ -237,6 +237,14 @@ TEST_F(QuorumRoundsTest, RepeatedContributionIsKnownAndOneThatSkipsARoundIsRefus
   EXPECT_EQ(Try(0, 3).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(QuorumRoundsTest, NodeThatDoesNotWaitForItsAnswerIsRefused) {
+  SetRule(2, 0);
+  Push(0);
+  const auto refused = Try(0, 2);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("waits for the answer"));
+}
+
 TEST_F(QuorumRoundsTest, NodeThatExceedsItsWindowIsRefused) {
   SetRule(2, 0);
   window_ = 2;

@@ -17,10 +17,10 @@ WriteQueue::~WriteQueue() {
   CountDropped(dropped);
 }
 
-WriteQueue::Turn WriteQueue::Push(grpc::ByteBuffer&& frame) {
+WriteQueue::Turn WriteQueue::Push(grpc::ByteBuffer&& frame, bool is_answer) {
   MutexLock lock(mutex_);
   if (closed_) return Turn::kNothing;
-  AddLocked(std::move(frame));
+  AddLocked(std::move(frame), is_answer);
   return NextLocked();
 }
 
@@ -30,15 +30,19 @@ WriteQueue::Turn WriteQueue::PushLast(grpc::ByteBuffer&& frame) {
   if (closed_) return Turn::kNothing;
   closed_ = true;
   dropped.swap(waiting_);
+  waiting_answers_ = 0;
   CountDropped(dropped);
-  AddLocked(std::move(frame));
+  AddLocked(std::move(frame), /*is_answer=*/false);
   return NextLocked();
 }
 
 WriteQueue::Turn WriteQueue::Close() {
   Frames dropped;
   MutexLock lock(mutex_);
-  if (!closed_) dropped.swap(waiting_);
+  if (!closed_) {
+    dropped.swap(waiting_);
+    waiting_answers_ = 0;
+  }
   CountDropped(dropped);
   closed_ = true;
   return NextLocked();
@@ -56,10 +60,12 @@ WriteQueue::Turn WriteQueue::Written() {
   return NextLocked();
 }
 
-void WriteQueue::AddLocked(grpc::ByteBuffer&& frame) {
+void WriteQueue::AddLocked(grpc::ByteBuffer&& frame, bool is_answer) {
   Frame& added = waiting_.emplace_back();
   added.bytes.Swap(&frame);
   added.queued = Now();
+  added.is_answer = is_answer;
+  if (is_answer) ++waiting_answers_;
   counters_.queued_bytes.Add(static_cast<double>(added.bytes.Length()));
 }
 
@@ -69,9 +75,9 @@ void WriteQueue::CountDropped(const Frames& dropped) const {
   }
 }
 
-size_t WriteQueue::Waiting() const {
+size_t WriteQueue::WaitingAnswers() const {
   MutexLock lock(mutex_);
-  return waiting_.size();
+  return waiting_answers_;
 }
 
 TimePoint WriteQueue::BusySince() const {
@@ -90,6 +96,7 @@ WriteQueue::Turn WriteQueue::NextLocked() {
   busy_ = true;
   current_.bytes.Swap(&waiting_.front().bytes);
   current_.queued = waiting_.front().queued;
+  if (waiting_.front().is_answer) --waiting_answers_;
   waiting_.pop_front();
   return Turn::kWrite;
 }

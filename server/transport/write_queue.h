@@ -17,7 +17,8 @@ namespace thalweg {
 // ended during a write, and a frame may be pushed at any time, also after the end.
 //
 // The queue itself has no bound: a node sends no more than window_chunks chunks without an answer,
-// and the shard compares Waiting() with the node's window before it takes another contribution.
+// and the shard compares WaitingAnswers() with the node's window before it takes another
+// contribution.
 class WriteQueue {
  public:
   enum class Turn {
@@ -32,8 +33,9 @@ class WriteQueue {
       : counters_(counters), busy_(start == Start::kBusy) {}
   ~WriteQueue();
 
-  // Queues the frame; drops it once the end has been ordered.
-  Turn Push(grpc::ByteBuffer&& frame);
+  // Queues the frame; drops it once the end has been ordered. `is_answer`: it counts in
+  // WaitingAnswers.
+  Turn Push(grpc::ByteBuffer&& frame, bool is_answer = false);
   // Orders the end after `frame` and drops what is queued: a caller that ends a stream this way has
   // no use for it, and a peer that does not read must not make us keep it.
   Turn PushLast(grpc::ByteBuffer&& frame);
@@ -42,8 +44,8 @@ class WriteQueue {
   // Reports that the write of current() has ended.
   Turn Written();
 
-  // Returns the number of frames that nobody was told to write yet.
-  size_t Waiting() const;
+  // Returns the number of answers that nobody was told to write yet.
+  size_t WaitingAnswers() const;
 
   // Returns when the turn was handed out that has not ended; TimePoint::max() if there is none.
   TimePoint BusySince() const;
@@ -55,10 +57,11 @@ class WriteQueue {
   struct Frame {
     grpc::ByteBuffer bytes;
     TimePoint queued;
+    bool is_answer = false;
   };
   using Frames = std::deque<Frame>;
 
-  void AddLocked(grpc::ByteBuffer&& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddLocked(grpc::ByteBuffer&& frame, bool is_answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountDropped(const Frames& dropped) const;
   Turn NextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -66,7 +69,8 @@ class WriteQueue {
 
   mutable Mutex mutex_;
   Frames waiting_ ABSL_GUARDED_BY(mutex_);
-  bool busy_ ABSL_GUARDED_BY(mutex_);  // a turn has been handed out
+  size_t waiting_answers_ ABSL_GUARDED_BY(mutex_) = 0;  // among those
+  bool busy_ ABSL_GUARDED_BY(mutex_);                   // a turn has been handed out
   TimePoint busy_since_ ABSL_GUARDED_BY(mutex_) = Now();
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   Frame current_;  // empty or being written; the holder of the turn owns it

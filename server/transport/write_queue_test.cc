@@ -62,6 +62,18 @@ TEST_F(WriteQueueTest, DroppedFramesAreQueuedNoLonger) {
   EXPECT_EQ(Sent(), 2u);
 }
 
+TEST_F(WriteQueueTest, OnlyAnswersThatWaitAreCounted) {
+  WriteQueue queue(counters_);
+  for (const bool is_answer : {true, false, true, false, true}) queue.Push(Frame(1), is_answer);
+  EXPECT_EQ(queue.WaitingAnswers(), 2u);  // the first one is being written
+  EXPECT_EQ(queue.Written(), Turn::kWrite);
+  EXPECT_EQ(queue.WaitingAnswers(), 2u);
+  EXPECT_EQ(queue.Written(), Turn::kWrite);
+  EXPECT_EQ(queue.WaitingAnswers(), 1u);
+  queue.Close();
+  EXPECT_EQ(queue.WaitingAnswers(), 0u);
+}
+
 TEST_F(WriteQueueTest, QueueThatIsClosedDropsWhatWaits) {
   WriteQueue queue(counters_);
   for (const size_t bytes : {1, 10}) queue.Push(Frame(bytes));

@@ -215,7 +215,7 @@ void NodeStreams::OnResult(RoundResult result) {
     Lane& lane = lanes_[index];
     if (lane.incarnation > 0) lane.sent.Add(frame, is_answer);
     stream = lane.stream;
-    if (stream != nullptr) turn = stream->Queue(std::move(frame));
+    if (stream != nullptr) turn = stream->Queue(std::move(frame), is_answer);
     // A broken stream sends the result when it is opened again.
     if (stream == nullptr && lane.incarnation > 0) return;
   }
@@ -239,7 +239,7 @@ uint32_t NodeStreams::Backlog() const {
   MutexLock lock(mutex_);
   size_t waiting = 0;
   for (const Lane& lane : lanes_) {
-    if (lane.stream != nullptr) waiting += lane.stream->Waiting();
+    if (lane.stream != nullptr) waiting += lane.stream->WaitingAnswers();
   }
   return static_cast<uint32_t>(waiting);
 }

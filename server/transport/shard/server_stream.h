@@ -34,8 +34,8 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   void Start() { call_.Read(&read_, read_done_.Tag()); }
 
   // Queues a frame. The caller must pass the turn to Take, outside its locks.
-  [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame) {
-    return writes_.Push(std::move(frame));
+  [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame, bool is_answer = false) {
+    return writes_.Push(std::move(frame), is_answer);
   }
   void Take(WriteQueue::Turn turn);
   // Finishes with `why`; queued results are dropped. Only the first end counts.
@@ -46,7 +46,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   // Cancels the stream if it has not been opened, or a write has not ended, since before `before`.
   void CutIfStalled(TimePoint before);
 
-  size_t Waiting() const { return writes_.Waiting(); }
+  size_t WaitingAnswers() const { return writes_.WaitingAnswers(); }
   // The connection, as gRPC names its other end; empty before the stream has been accepted.
   const std::string& peer() const { return peer_; }
 
