@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import shutil
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ import torch.distributed as dist
 from digests import digest
 from jobs import job, main, outcome
 from resume_jobs import SAVED_AFTER, Training, finish, path
+from torch.nn.parallel import DistributedDataParallel
 
+import thalweg.ddp
 from thalweg._job._member import abort_all
 
 
@@ -116,6 +119,67 @@ def in_eval_mode() -> dict[str, Any]:
             second.model(torch.ones(1, 3, 8, 8)).sum().backward()
     dist.barrier()
     return finish({"sent": second.train(3)}, first, second)
+
+
+class WithHead(torch.nn.Module):
+    """Is an actor, or a critic, on an encoder that both have."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(torch.tanh(self.encoder(x)))
+        return result
+
+
+@job
+def actor_and_critic() -> dict[str, Any]:
+    """Resumes two modules that share an encoder, in one optimizer, from its checkpoint and files;
+    returns the actor's next gradient without a break, and after it.
+    """
+    folder = path().with_name(f"{path().name}-residuals")
+
+    def backward(model: DistributedDataParallel, step: int, factor: float) -> torch.Tensor:
+        model.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        (factor * model(torch.randn(4, 64, generator=generator)).square().mean()).backward()
+        gradient = model.module.head.weight.grad
+        assert gradient is not None
+        return gradient.clone()
+
+    def build() -> tuple[list[DistributedDataParallel], torch.optim.SGD]:
+        torch.manual_seed(7)
+        encoder = torch.nn.Linear(64, 64)
+        models = [DistributedDataParallel(WithHead(encoder)) for _ in range(2)]
+        for model in models:
+            thalweg.ddp.attach(model, "topk:ratio=0.05,start=1;elems<1024=fp32", residuals=folder)
+        parameters = {p: None for model in models for p in model.parameters()}
+        return models, torch.optim.SGD(parameters, lr=0)
+
+    def close(models: list[DistributedDataParallel]) -> None:
+        for model in models:
+            state = thalweg.ddp.state_of(model)
+            assert state is not None
+            state.close()
+        dist.barrier()
+
+    (actor, critic), optimizer = build()
+    for step in range(6):
+        backward(actor, step, 1)
+        backward(critic, step, 1000)
+    saved = [optimizer.state_dict()]
+    dist.broadcast_object_list(saved)
+    straight = backward(actor, 6, 1)
+    close([actor, critic])
+    (actor, critic), optimizer = build()
+    optimizer.load_state_dict(saved[0])
+    equal = torch.equal(straight, backward(actor, 6, 1))
+    close([actor, critic])
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    return {"equal": equal}
 
 
 if __name__ == "__main__":

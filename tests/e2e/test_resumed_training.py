@@ -85,6 +85,13 @@ def test_module_in_eval_mode_resumes_compressed_with_its_first_averages(name, tm
     assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
 
 
+def test_modules_that_share_an_encoder_each_go_on_from_their_own(tmp_path):
+    results, said = run("actor_and_critic", tmp_path, script="resume_again_jobs.py")
+    assert results == [{"equal": True}] * 2
+    assert said.count("what nodes held back of gradients goes on, from files") == 1
+    assert "is not taken along" not in said  # nothing was wrapped anew
+
+
 def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
     variables = {
         "THALWEG_POWERSGD_COMPRESSION": "1",

@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from thalweg import amp
-from thalweg._attach import _codec_states, _resuming
+from thalweg._attach import _codec_states, _jobs, _loaded, _resuming
 from thalweg._attach._state import State
 from thalweg._job import _collectives
 from thalweg.optim import FusedLAMB
@@ -20,6 +20,7 @@ class Stand:
 
     closed = False
     has_trained = False
+    rides = True
     job = "job-1"
 
     def __init__(self, riding):
@@ -29,14 +30,36 @@ class Stand:
         return self._riding
 
 
-def joined(model, riding=RIDING):
-    stand = Stand(riding)
-    for parameter in model.parameters():
-        _resuming._states[parameter] = lambda: stand
-    return stand
+class Wrapped:
+    """Is a model in DistributedDataParallel."""
+
+    def __init__(self, model):
+        self.module = model
+        self.parameters = model.parameters
 
 
-def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
+@pytest.fixture
+def joined():
+    """Attaches a model, and returns its state; it lives as long as the test."""
+    kept = []
+
+    def join(model, riding=RIDING):
+        stand, wrapped = Stand(riding), Wrapped(model)
+        kept.append((stand, wrapped))
+        _jobs.begin(wrapped, stand)
+        return stand
+
+    return join
+
+
+def taken(model):
+    """Returns what the model goes on from."""
+    found = _loaded.take(_jobs.AttachedModule(Wrapped(model), Stand(None)).parameters, 0)
+    assert not any(map(_loaded.loaded_for, model.parameters()))
+    return found
+
+
+def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries(joined):
     _resuming.install()
     model = nn.Linear(2, 2)
     optimizer = optim.AdamW(model.parameters())
@@ -47,7 +70,7 @@ def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
     assert _resuming.KEY not in optimizer.state_dict()
 
 
-def test_optimizer_of_two_modules_keeps_their_codecs_apart():
+def test_optimizer_of_two_modules_keeps_their_codecs_apart(joined):
     _resuming.install()
     models = [nn.Linear(2, 2), nn.Linear(2, 2)]
     groups = [{"params": list(model.parameters())} for model in reversed(models)]
@@ -56,21 +79,21 @@ def test_optimizer_of_two_modules_keeps_their_codecs_apart():
         joined(model, RIDING | {"shared": bytes([number])})
     optimizer.load_state_dict(optimizer.state_dict())
     for number, model in enumerate(models):
-        found = [_resuming._loaded.pop(parameter) for parameter in model.parameters()]
-        assert [one["shared"] for one in found] == [bytes([number])] * 2
+        assert taken(model)["shared"] == bytes([number])
 
 
-def test_checkpoint_that_comes_after_the_end_of_the_job_says_so_once(caplog):
+def test_checkpoint_that_comes_after_the_end_of_the_job_says_so_once(joined, caplog):
     _resuming.install()
     _resuming._say_that_it_has_ended.cache_clear()
     model = nn.Linear(2, 2)
     optimizer = optim.AdamW(model.parameters())
-    stand = Stand(RIDING)
+    stand = joined(model)
     stand.closed = True
-    for reference in (lambda: stand, lambda: None):
-        for parameter in model.parameters():
-            _resuming._states[parameter] = reference
-        assert _resuming.KEY not in optimizer.state_dict()
+    assert _resuming.KEY not in optimizer.state_dict()
+    forgotten = Stand(RIDING)
+    _jobs.begin(Wrapped(model), forgotten)
+    del forgotten
+    assert _resuming.KEY not in optimizer.state_dict()
     assert caplog.text.count("the job of its parameters has ended") == 1
 
 
@@ -80,10 +103,10 @@ def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():
     for optimizer in (optim.AdamW(model.parameters()), FusedLAMB(model.parameters())):
         riding = RIDING | {"parameters": [0, 1, 7]}
         optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: [riding]})
-        assert all(_resuming._loaded.pop(p) is riding for p in model.parameters())
+        assert taken(model) is riding
         for other in ({}, [{"shared": 3}], [RIDING], "text"):
             optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: other})
-        assert not any(p in _resuming._loaded for p in model.parameters())
+        assert taken(model) is None
 
 
 def test_what_no_job_goes_on_from_is_saved_again_without_files_that_are_older_by_then(caplog):
@@ -105,7 +128,7 @@ def test_what_no_job_goes_on_from_is_saved_again_without_files_that_are_older_by
     assert caplog.text.count("as they were loaded: nothing here goes on from them") == 1
 
 
-def test_checkpoint_before_the_first_step_has_what_was_loaded():
+def test_checkpoint_before_the_first_step_has_what_was_loaded(joined):
     _resuming.install()
     model = nn.Linear(2, 2)
     optimizer = optim.AdamW(model.parameters())
@@ -113,12 +136,11 @@ def test_checkpoint_before_the_first_step_has_what_was_loaded():
     riding = RIDING | {"residuals": "files", "parameters": [0, 1]}
     optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: [riding]})
     assert optimizer.state_dict()[_resuming.KEY] == [riding]
-    for parameter in model.parameters():
-        del _resuming._loaded[parameter]  # as the first step does
+    assert taken(model) == riding  # as in the first step
     assert optimizer.state_dict()[_resuming.KEY][0]["shared"] == b"step 0"
 
 
-def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_alone(caplog):
+def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_alone(joined, caplog):
     _resuming.install()
     model = nn.Linear(2, 2)
     optimizer = optim.AdamW(model.parameters())
@@ -127,10 +149,10 @@ def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_al
     with caplog.at_level("INFO", "thalweg"):
         optimizer.load_state_dict(optimizer.state_dict())
     assert "job job-1: the codec keeps its own step counts" in caplog.text
-    assert not any(p in _resuming._loaded for p in model.parameters())
+    assert taken(model) is None
 
 
-def test_job_that_has_ended_leaves_a_checkpoint_to_the_next_one_of_its_parameters(caplog):
+def test_job_that_has_ended_leaves_a_checkpoint_to_the_next_one_of_its_parameters(joined, caplog):
     _resuming.install()
     model = nn.Linear(2, 2)
     optimizer = optim.AdamW(model.parameters())
@@ -139,11 +161,11 @@ def test_job_that_has_ended_leaves_a_checkpoint_to_the_next_one_of_its_parameter
     stand.has_trained = stand.closed = True
     with caplog.at_level("INFO", "thalweg"):
         optimizer.load_state_dict(saved)
-    assert all(_resuming._loaded.pop(p)["shared"] == b"bytes" for p in model.parameters())
+    assert taken(model)["shared"] == b"bytes"
     assert "the codec keeps its own step counts" not in caplog.text
 
 
-def test_optimizer_of_masters_speaks_for_the_models_parameters():
+def test_optimizer_of_masters_speaks_for_the_models_parameters(joined):
     _resuming.install()
     model = nn.Linear(2, 2)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -151,7 +173,7 @@ def test_optimizer_of_masters_speaks_for_the_models_parameters():
     joined(model)
     assert optimizer.state_dict()[_resuming.KEY] == [RIDING | {"parameters": [0, 1]}]
     optimizer.load_state_dict(optimizer.state_dict())
-    assert all(p in _resuming._loaded for p in model.parameters())
+    assert taken(model)["shared"] == b"bytes"
     assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 

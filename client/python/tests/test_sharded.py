@@ -50,5 +50,5 @@ def test_sharded_parameters_are_recognised_and_others_are_not(mesh):
     assert _sharded.kinds([copied, plain]) == []
     assert "fully_shard()" in _sharded.kinds([plain, sharded])[0]
     assert _sharded.kinds([flat]) == ["FullyShardedDataParallel"]
-    _left_behind.own([("weight", sharded)], _left_behind.Owner("job", "fp16", True))
+    _left_behind.own([("weight", sharded)], _left_behind.Owner("job", "fp16", True), None)
     assert _sharded.kinds([sharded]) == []

@@ -6,10 +6,11 @@ job, which knows nothing of that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from thalweg import policy
@@ -19,32 +20,37 @@ _SOON = 2  # steps after which int8, onebit and topk begin by default
 
 
 class Owner(NamedTuple):
-    """The latest job that a parameter has had."""
+    """A job that averages a parameter's gradients, or has done so."""
 
     job: str
     codec: str
     compresses: bool
+    goes_on_beside: Callable[[DistributedDataParallel], bool] = lambda _: False
 
 
-_owners = WeakIdKeyDictionary()  # by parameter
+_owners = WeakIdKeyDictionary()  # by parameter: a list of those that share it
 
 
-def own(parameters: Sequence[tuple[str, torch.Tensor]], owner: Owner) -> list[str]:
-    """Notes who reduces the parameters from now on. Returns a remark for each earlier job that may
-    hold back gradients of theirs.
+def own(
+    parameters: Sequence[tuple[str, torch.Tensor]], owner: Owner, module: DistributedDataParallel
+) -> list[str]:
+    """Notes who averages gradients of the module's parameters from now on. Returns a remark for
+    each earlier job in whose place it does, and which may hold back some of theirs.
     """
-    names: dict[Owner, list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for name, parameter in parameters:
-        earlier = _owners.get(parameter)
-        if earlier is not None and earlier.compresses and _holds_back(earlier.codec):
-            names.setdefault(earlier, []).append(name)
-        _owners[parameter] = owner
+        owners: list[Owner] = _owners.get(parameter, [])
+        others = [earlier for earlier in owners if earlier.goes_on_beside(module)]
+        for earlier in owners:
+            if earlier not in others and earlier.compresses and _holds_back(earlier.codec):
+                names.setdefault((earlier.job, earlier.codec), []).append(name)
+        _owners[parameter] = [*others, owner]
     return [
         f"{len(of)} of its parameters ({of[0]}{', …' if len(of) > 1 else ''}) are those of job "
-        f"{earlier.job}, and what its codec {earlier.codec} holds back of their gradients is not "
+        f"{job}, and what its codec {codec} holds back of their gradients is not "
         "taken along, because a module that is wrapped anew begins a new job: give the "
         "state_dict() of the earlier job's state to load_state_dict() of this one's"
-        for earlier, of in names.items()
+        for (job, codec), of in names.items()
     ]
 
 

@@ -7,6 +7,7 @@ import logging
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg._attach import _left_behind, _model
+from thalweg._attach._jobs import AttachedModule
 from thalweg._attach._state import State
 from thalweg._job._topology import Introduction
 
@@ -20,8 +21,9 @@ def remark(ddp_model: DistributedDataParallel, state: State, me: Introduction, r
         remarks += state._left_out.remarks
     if rank == 0:
         compresses = place.num_nodes > 1 and not state._left_out.everything
-        owner = _left_behind.Owner(state.job, me.codec, compresses)
-        remarks += _left_behind.own(_model.parameters(ddp_model), owner)
+        attached = AttachedModule(ddp_model, state)
+        owner = _left_behind.Owner(state.job, me.codec, compresses, attached.goes_on_beside)
+        remarks += _left_behind.own(_model.parameters(ddp_model), owner, ddp_model)
     if rank == 0 and (delayed := _model.delayed(ddp_model)):
         remarks.append(
             f"gradients of {len(delayed)} parameters ({delayed[0]}{', …' if delayed[1:] else ''}) "

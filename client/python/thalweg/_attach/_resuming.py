@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
-from thalweg._attach import _codec_states, _first_step
+from thalweg._attach import _codec_states, _first_step, _jobs, _loaded
+from thalweg._attach._jobs import AttachedModule
+from thalweg._attach._loaded import Loaded
 from thalweg._torch import _patches
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ KEY = "thalweg"  # in the state_dict of an optimizer
 _SAVED_BY_HAND = "by load_state_dict()"
 
 _log = logging.getLogger("thalweg")
-_states: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: a weak reference to its State
-_loaded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: what rode with it
 # The meeting of a module's workers, and for how long one of them may be late to it.
 _meetings: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Meeting, float]] = (
     weakref.WeakKeyDictionary()
@@ -54,10 +53,12 @@ def join(
     module: DistributedDataParallel, state: State, meeting: Meeting, step_timeout: float
 ) -> None:
     """Makes the module's workers agree from where they go on, before gradients are averaged for the
-    first time. One may come so many seconds later than another, as to every step.
+    first time. One may come so many seconds later than another, as to every step. A module whose
+    codec has nothing to go on from only takes the place of an earlier one of its parameters.
     """
-    for parameter in module.parameters():
-        _states[parameter] = weakref.ref(state)
+    _jobs.begin(module, state)
+    if not state.rides:
+        return
     # Half as long, because gather() waits for twice the timeout.
     first = meeting._replace(timeout=meeting.timeout / 2, where="the first training step")
     _meetings[module] = first, step_timeout
@@ -74,10 +75,9 @@ def settle(module: DistributedDataParallel, state: State) -> None:
         return
     _first_step.cancel(module)
     meeting, late = _meetings.pop(module)
+    job = _jobs.job_of(module, state)
+    found = None if job is None else _loaded.take(job.parameters, _jobs.number_of(job))
     state.has_trained = True
-    found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
-    for parameter in module.parameters():
-        _loaded.pop(parameter, None)
     mine = _SAVED_BY_HAND if state.has_loaded else _digest(found)
     held_back, missing = _find_residuals(state, found)
     problem = ""
@@ -195,23 +195,34 @@ def _save(
     **kwargs: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     result = original(optimizer, *args, **kwargs)
-    positions: dict[State | None, list[int]] = {}  # of parameters, by their job
-    passed_on: dict[int, tuple[dict[str, Any], list[int]]] = {}  # by what was loaded
-    for position, parameter in enumerate(_parameters(optimizer)):
-        if parameter in _loaded:
-            loaded = _loaded[parameter]
-            passed_on.setdefault(id(loaded), (_as_loaded(loaded, parameter), []))[1].append(
-                position
-            )
-        elif parameter in _states:
-            positions.setdefault(_states[parameter](), []).append(position)
-    ridings = [{**riding, "parameters": of} for riding, of in passed_on.values()]
-    for state, of in positions.items():
-        if state is None or state.closed:
+    places: dict[AttachedModule | Loaded, list[int]] = {}  # of parameters
+    for place, parameter in enumerate(_parameters(optimizer)):
+        loaded, jobs = _loaded.loaded_for(parameter), _jobs.jobs_of(parameter)
+        live = [job for job in jobs if job.state is not None]
+        of_both: list[AttachedModule | Loaded] = [*loaded, *live]
+        for one in of_both:
+            places.setdefault(one, []).append(place)
+        if jobs and not live and not loaded:
             _say_that_it_has_ended()
-        elif riding := state.riding():
-            ridings.append({**riding, "parameters": of})
+    ridings = list(_ridings_of(places))
     return {**result, KEY: ridings} if ridings else result
+
+
+def _ridings_of(places: Mapping[AttachedModule | Loaded, list[int]]) -> Iterator[dict[str, Any]]:
+    """Yields what is to be saved of these, by the places of their parameters."""
+    awaited: set[Loaded] = set()  # by jobs, which go on from it in their first steps
+    jobs = [one for one in places if isinstance(one, AttachedModule)]
+    for job in jobs:
+        state = job.state
+        if state is None:
+            continue
+        found = [] if state.has_trained else _loaded.find(job.parameters, _jobs.number_of(job))
+        awaited.update(found)
+        if not found and (riding := state.riding()):
+            yield {**riding, "parameters": places[job]}
+    for one, of in places.items():
+        if isinstance(one, Loaded):
+            yield {**_as_loaded(one.riding, is_awaited=one in awaited), "parameters": of}
 
 
 def _load(
@@ -227,8 +238,8 @@ def _load(
     if not ridings:
         return
     parameters = list(_parameters(optimizer))
-    known = [_states[p]() for p in parameters if p in _states]
-    training = next((s for s in known if s and s.has_trained and not s.closed), None)
+    known = [job.state for p in parameters for job in _jobs.jobs_of(p)]
+    training = next((state for state in known if state and state.has_trained), None)
     if training is not None:
         _log.info(
             "job %s: the codec keeps its own step counts and factors: those of an optimizer's "
@@ -236,15 +247,12 @@ def _load(
             training.job,
         )
         return
-    for riding in ridings:
-        for position in riding["parameters"]:
-            if position < len(parameters):
-                _loaded[parameters[position]] = riding
+    _loaded.put(ridings, parameters)
 
 
-def _as_loaded(riding: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+def _as_loaded(riding: Mapping[str, Any], *, is_awaited: bool) -> dict[str, Any]:
     """Returns what was loaded and not used until now, to be saved again."""
-    if parameter in _states:  # a job goes on from it in its first step
+    if is_awaited:
         return dict(riding)
     _say_that_it_is_passed_on(str(riding.get("codec")))
     # Steps are made without the job that would change what nodes hold back.
