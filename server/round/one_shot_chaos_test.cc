@@ -82,7 +82,7 @@ TEST_F(OneShotChaosTest, RoundsCompleteOnceAndLeaveNothingUnderRepetitionAndReor
       network_.pop_back();
     }
     // A node is at most a window of rounds behind what it says that it has settled.
-    ASSERT_LE(engine_.unsettled_rounds(), 2 * kGroups.size() * kWindow);
+    ASSERT_LE(engine_.unsettled_runs(), 2 * kGroups.size() * kWindow);
   }
   EXPECT_EQ(engine_.open_rounds(), 0u);
   EXPECT_EQ(engine_.held_bytes(), 0u);

@@ -84,10 +84,10 @@ TEST_F(OneShotTest, RepeatIsRecognisedWhileTheRoundIsOpen) {
 TEST_F(OneShotTest, RepeatIsRecognisedBeforeAllNodesHaveSettled) {
   Complete(1);
   Complete(2);
-  EXPECT_EQ(engine_.unsettled_rounds(), 2u);
+  EXPECT_EQ(engine_.unsettled_runs(), 2u);
   EXPECT_EQ(Add(0, OneShot(1))->verdict, Verdict::kStale);
   ASSERT_EQ(Add(0, OneShot(3), 2)->verdict, Verdict::kHeld);
-  EXPECT_EQ(engine_.unsettled_rounds(), 2u);  // node 1 may still repeat them
+  EXPECT_EQ(engine_.unsettled_runs(), 2u);  // node 1 may still repeat them
   EXPECT_EQ(Add(1, OneShot(2))->verdict, Verdict::kStale);
 }
 
@@ -95,7 +95,7 @@ TEST_F(OneShotTest, RepeatIsRecognisedAfterAllNodesHaveSettledWithoutItsName) {
   Complete(1);
   Complete(2);
   Complete(3, 2);
-  EXPECT_EQ(engine_.unsettled_rounds(), 1u);
+  EXPECT_EQ(engine_.unsettled_runs(), 1u);
   EXPECT_EQ(Add(0, OneShot(1))->verdict, Verdict::kStale);
   EXPECT_EQ(Add(1, OneShot(2))->verdict, Verdict::kStale);
   EXPECT_EQ(engine_.open_rounds(), 0u);
@@ -108,15 +108,15 @@ TEST_F(OneShotTest, ContributionsToBucketsSettleToo) {
     share.settled = 1;
     ASSERT_TRUE(engine_.Add(node, share, kStart).ok());
   }
-  EXPECT_EQ(engine_.unsettled_rounds(), 0u);
+  EXPECT_EQ(engine_.unsettled_runs(), 0u);
 }
 
 TEST_F(OneShotTest, LostNodeNeedNotSettle) {
   Complete(1);
   ASSERT_TRUE(Add(0, OneShot(2), 1).ok());
-  EXPECT_EQ(engine_.unsettled_rounds(), 1u);
+  EXPECT_EQ(engine_.unsettled_runs(), 1u);
   EXPECT_EQ(engine_.Remove(1, kStart).completed.size(), 1u);  // the second one
-  EXPECT_EQ(engine_.unsettled_rounds(), 1u);
+  EXPECT_EQ(engine_.unsettled_runs(), 1u);
   EXPECT_EQ(Add(0, OneShot(1))->verdict, Verdict::kStale);
 }
 
@@ -138,11 +138,20 @@ TEST_F(OneShotTest, NothingOfTenThousandRoundsStays) {
   ASSERT_TRUE(engine_.Add(0, Share(bucket, 1), kStart).ok());
   for (uint64_t sequence = 1; sequence <= 10'000; ++sequence) {
     Complete(sequence, sequence - 1);
-    ASSERT_EQ(engine_.unsettled_rounds(), 1u);
+    ASSERT_EQ(engine_.unsettled_runs(), 1u);
     ASSERT_EQ(engine_.open_rounds(), 1u);
     ASSERT_EQ(engine_.held_bytes(), sizeof(float));
   }
   EXPECT_TRUE(engine_.Add(1, Share(bucket, 1), kStart)->completed);
+}
+
+TEST_F(OneShotTest, CollectiveMayHaveMoreChunksThanRoundsAreKept) {
+  for (uint32_t chunk = 0; chunk <= RoundEngine::kMaxUnsettled; ++chunk) {
+    ASSERT_EQ(Add(0, OneShot(1, 0, chunk))->verdict, Verdict::kHeld);
+    ASSERT_EQ(Add(1, OneShot(1, 0, chunk))->verdict, Verdict::kCompleted);
+  }
+  EXPECT_EQ(Add(0, OneShot(1, 0, 7))->verdict, Verdict::kStale);
+  EXPECT_EQ(engine_.unsettled_runs(), 1u);
 }
 
 TEST_F(OneShotTest, RoundsThatANodeNeverSettlesAreBounded) {

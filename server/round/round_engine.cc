@@ -1,7 +1,6 @@
 #include "server/round/round_engine.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -135,7 +134,7 @@ absl::StatusOr<RoundEngine::Verdict> RoundEngine::JudgeNumber(uint32_t node, con
                                                      " and has settled ", c.settled));
     }
     if (id.round <= at.group.seats()[at.index].settled ||
-        finished_.contains({c.group, id.round, id.chunk})) {
+        HasFinished(c.group, id.round, id.chunk)) {
       return Verdict::kStale;
     }
     return Verdict::kHeld;
@@ -176,9 +175,9 @@ absl::Status RoundEngine::CheckOpening(const RoundGroup& group, const Contributi
                        "', but the job goes on without node ", place.node));
     }
   }
-  if (IsOneShot(c.id) && finished_.size() >= kMaxUnsettled) {
+  if (IsOneShot(c.id) && finished_runs_ >= kMaxUnsettled) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        ToString(c.id), ": nodes have not settled ", finished_.size(),
+        ToString(c.id), ": nodes have not settled ", finished_runs_,
         " earlier ones, of which group ", c.group, " has settled all up to ", group.settled()));
   }
   return absl::OkStatus();
@@ -201,7 +200,10 @@ CompleteRound RoundEngine::Take(Open::iterator open, TimePoint now) {
   if (!IsOneShot(id)) {
     completed_[{id.bucket, id.chunk}] = id.round;
   } else if (id.round > group.settled()) {
-    finished_.emplace(open->second.group(), id.round, id.chunk);
+    ChunkSet& chunks = finished_[{open->second.group(), id.round}];
+    finished_runs_ -= chunks.runs();
+    chunks.Add(id.chunk);
+    finished_runs_ += chunks.runs();
   }
   open_.erase(open);
   return round;
@@ -225,9 +227,15 @@ void RoundEngine::Release(const HeldRound& round) {
 }
 
 void RoundEngine::ForgetSettled(const RoundGroup& group) {
-  constexpr uint32_t kLastChunk = std::numeric_limits<uint32_t>::max();
-  finished_.erase(finished_.lower_bound({group.id(), 0, 0}),
-                  finished_.upper_bound({group.id(), group.settled(), kLastChunk}));
+  const auto begin = finished_.lower_bound({group.id(), 0});
+  const auto end = finished_.upper_bound({group.id(), group.settled()});
+  for (auto each = begin; each != end; ++each) finished_runs_ -= each->second.runs();
+  finished_.erase(begin, end);
+}
+
+bool RoundEngine::HasFinished(uint32_t group, uint64_t sequence, uint32_t chunk) const {
+  const auto found = finished_.find({group, sequence});
+  return found != finished_.end() && found->second.Contains(chunk);
 }
 
 RoundEngine::Removed RoundEngine::Remove(uint32_t node, TimePoint now) {

@@ -11,14 +11,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/exchange/rounds.h"
+#include "server/round/chunk_set.h"
 #include "server/round/complete_round.h"
 #include "server/round/held_round.h"
 #include "server/round/round_group.h"
@@ -105,8 +104,8 @@ class RoundEngine {
   size_t DropOlderLayouts(BucketId id);
   uint64_t epoch() const { return options_.epoch; }
   size_t open_rounds() const { return open_.size(); }
-  // Returns how many complete one-shot rounds are remembered to recognise repeats.
-  size_t unsettled_rounds() const { return finished_.size(); }
+  // Returns how many runs of chunks of one-shot rounds are remembered to recognise repeats.
+  size_t unsettled_runs() const { return finished_runs_; }
   uint64_t held_bytes() const { return held_bytes_; }
   // Return how many contributions windows let all nodes have here, and one.
   uint64_t max_held() const;
@@ -134,14 +133,16 @@ class RoundEngine {
   void Release(const HeldRound& round);      // no longer counts what it holds
   // Forgets the one-shot rounds that all nodes of the group have settled.
   void ForgetSettled(const RoundGroup& group);
+  bool HasFinished(uint32_t group, uint64_t sequence, uint32_t chunk) const;
   OpenRound Describe(const Open::value_type& open) const;
 
   Options options_;
   std::map<uint32_t, RoundGroup> groups_;
   std::map<std::pair<BucketId, uint32_t>, uint64_t> completed_;  // by chunk: its last round
   Open open_;
-  // By group, sequence number and chunk.
-  std::set<std::tuple<uint32_t, uint64_t, uint32_t>> finished_;
+  // By group and sequence number: the chunks that are complete.
+  std::map<std::pair<uint32_t, uint64_t>, ChunkSet> finished_;
+  size_t finished_runs_ = 0;           // of all of these
   std::vector<uint32_t> outstanding_;  // contributions held per node, in all groups
   std::vector<uint64_t> windows_;      // per node, of all its groups together
   uint64_t held_bytes_ = 0;
