@@ -1,5 +1,6 @@
 """Jobs whose loss scale changes while codecs carry residuals: `loss_scale_jobs.py NAME OUT`."""
 
+import gc
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,10 @@ def averages(model: nn.Module, codec: str, average: Average) -> list[Tensor]:
 
 def without_scale(module: DistributedDataParallel, values: Tensor) -> Tensor:
     module(values).backward()
+    return gradient_of(module)
+
+
+def gradient_of(module: DistributedDataParallel) -> Tensor:
     assert module.module.weight.grad is not None
     return module.module.weight.grad.clone()
 
@@ -76,8 +81,7 @@ class Native:
         self.scales.append(self.scaler.get_scale())
         self.scaler.unscale_(self.optimizer)
         self.scaler.update()
-        assert module.module.weight.grad is not None
-        return module.module.weight.grad.clone()
+        return gradient_of(module)
 
 
 class Mixed:
@@ -164,12 +168,88 @@ def told_differently() -> dict[str, str]:
         def average(module: DistributedDataParallel, values: Tensor) -> Tensor:
             nonlocal count
             count += 1
+            loss = module(values)
             if count % (2 + dist.get_rank()) == 0:
                 scale = 2.0 ** (count % 5 - 3 * dist.get_rank())
-                _precision.tell(somebody, scale, skipped=False)  # noqa: B023
-            return without_scale(module, values)
+                # It is believed once a loss has a mark of that scaler.
+                _precision.carry(loss, somebody, scale)  # noqa: B023
+            loss.backward()
+            return gradient_of(module)
 
         result[codec] = digest(averages(Given(), codec, average))
+    return result
+
+
+class Own:
+    """A module with its own codec, and a scaler or none; it takes down its averages."""
+
+    def __init__(self, codec: str, scale: float = 0.0) -> None:
+        self.module = DistributedDataParallel(Given())
+        self._state = thalweg.ddp.attach(self.module, codec)
+        self._optimizer = torch.optim.SGD(self.module.parameters(), lr=0.0)
+        self.averages: list[Tensor] = []
+        self.begin(scale)
+
+    def begin(self, scale: float) -> None:
+        """Begins with another scaler; 0: with none."""
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
+
+    def loss(self, part: float = 1.0) -> Tensor:
+        """The loss of its next step, or a part of it."""
+        loss = self.module(finite_gradient(len(self.averages)) * part)
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def finish(self, new_scale: float | None = None) -> None:
+        """Ends a step."""
+        if self.scaler:
+            self.scaler.unscale_(self._optimizer)
+            self.scaler.update(new_scale)
+        self.averages.append(gradient_of(self.module))
+        self.module.zero_grad()
+
+    def close(self) -> list[Tensor]:
+        self._state.close()
+        return self.averages
+
+
+def finite_gradient(step: int) -> Tensor:
+    return gradient(step if step < OVERFLOW else step + 1)
+
+
+@job
+def beside_each_other() -> dict[str, dict[str, list[int]]]:
+    """Trains modules under a scaler each, or none, that begin, change and end in the middle."""
+    result = {}
+    for codec in ("powersgd:rank=2,start=2", "onebit"):
+        alone = Own(codec)
+        for _ in range(STEPS):
+            alone.loss().backward()
+            alone.finish()
+        want = alone.close()
+
+        jobs = {"never": Own(codec), "at times": Own(codec), "always": Own(codec, 2.0**4)}
+        never, at_times, always = jobs.values()
+        for step in range(STEPS):
+            at_times.begin(2.0**16 if step in range(5, 10) else 0.0)
+            if step == 7:
+                always.begin(2.0**9)  # instead of one that is gone
+                gc.collect()
+                late = jobs["late"] = Own(codec, 2.0**2)
+            with always.module.no_sync():
+                always.loss(0.75).backward()
+            rest = always.loss(0.25)
+            never.loss().backward()
+            at_times.loss().backward()
+            rest.backward()
+            if step >= 7:
+                late.loss().backward()
+                late.finish()
+            always.finish(2.0**14 if step == 3 else None)
+            for each in (at_times, never):
+                each.finish()
+        result[codec] = {
+            name: differing(one.close(), want[: len(one.averages)]) for name, one in jobs.items()
+        }
     return result
 
 

@@ -40,3 +40,10 @@ def test_replicas_stay_bit_identical_when_nodes_are_told_different_scales(tmp_pa
 def test_state_that_was_saved_under_one_scale_goes_on_under_another(tmp_path):
     for result in run("resumed", tmp_path):
         assert all(steps == [] for steps in result.values()), result
+
+
+def test_averages_do_not_depend_on_scalers_that_come_and_go_or_are_other_modules(tmp_path):
+    for result in run("beside_each_other", tmp_path):
+        assert result.keys() == {"powersgd:rank=2,start=2", "onebit"}
+        for codec, differing in result.items():
+            assert differing == {"never": [], "at times": [], "always": [], "late": []}, codec

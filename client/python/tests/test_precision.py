@@ -44,6 +44,7 @@ class Listener:
 @pytest.fixture(autouse=True)
 def no_sessions():
     _precision._sessions.clear()
+    _precision._follow(None)
     yield
     left_over = (_precision._sessions, _precision._scales, _precision._at_work)
     for left in (*left_over, _precision._on_the_way):
@@ -54,6 +55,8 @@ def no_sessions():
 def listener():
     result = Listener()
     _precision.watch(result)
+    assert result.heard == [(1.0, 0)]  # gradients carry no scale that is known
+    result.heard.clear()
     return result
 
 
@@ -151,8 +154,8 @@ def test_update_that_fails_says_nothing_and_leaves_the_next_one_to_be_seen(liste
     with pytest.raises(AssertionError, match="No inf checks"):
         training.scaler.update()
     assert listener.heard == [(64.0, 0)]
-    training.step(1.0)
-    assert len(listener.heard) == 2
+    training.step(float("inf"))
+    assert listener.heard == [(64.0, 0), (32.0, 1)]
 
 
 def test_disabled_gradscaler_has_no_scale(listener):
@@ -160,23 +163,28 @@ def test_disabled_gradscaler_has_no_scale(listener):
     assert listener.heard == []
 
 
-def test_smallest_scale_of_several_scalers_is_told(listener):
+def test_scale_of_the_scaler_at_work_is_told_and_the_smallest_is_shown(listener):
     large, small = Training(init_scale=1024.0), Training(init_scale=8.0)
     for training in (large, small, large):
         training.step(1.0)
-    # before each scaler's first gradients, and after each step
-    assert [scale for scale, _ in listener.heard] == [1024.0, 1024.0, 8.0, 8.0, 8.0]
+    assert [scale for scale, _ in listener.heard] == [1024.0, 8.0, 1024.0]
+    assert _precision.shown({"loss_scale": 1024.0}) == {"loss_scale": 8.0}
     del training, small
     gc.collect()  # optimizer and hook refer to each other
     large.step(1.0)
-    assert listener.scale == 2048.0  # after its third clean step
+    assert listener.heard[3:] == [(2048.0, 0)]  # after its third clean step
+    assert _precision.shown({"loss_scale": 1024.0}) == {"loss_scale": 2048.0}
+
+
+def test_no_scale_is_shown_where_none_is_known(listener):
+    assert _precision.shown({"loss_scale": 1.0}) == {"loss_scale": 0.0}
 
 
 def test_every_session_hears_of_a_scaler(listener):
     second = Listener()
     _precision.watch(second)
     Training().step(float("inf"))
-    assert listener.heard == second.heard == [(64.0, 0), (32.0, 1)]
+    assert [(1.0, 0), *listener.heard] == second.heard == [(1.0, 0), (64.0, 0), (32.0, 1)]
 
 
 def test_scale_is_known_before_gradients_carry_it(listener):
@@ -189,8 +197,10 @@ def test_scale_is_known_before_gradients_carry_it(listener):
     assert listener.scale == 16.0
     later = Listener()
     _precision.watch(later)
+    assert later.heard == [(1.0, 0)]
     scaler.scale(torch.ones(1))
-    assert later.heard == [(16.0, 0)]
+    assert later.heard[1:] == [(16.0, 0)]
+    assert len(listener.heard) == 2
 
 
 def test_gradients_carry_a_scale_from_a_loss_to_the_update_alone(listener):
@@ -255,7 +265,12 @@ def test_scale_is_the_clamped_one_of_a_decoration(watched_first):
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent
     )
-    assert ran.stdout == "[(64.0, 0), (60.0, 1), (60.0, 1), (60.0, 0)] 60.0\n", ran.stderr
+    assert ran.stdout == "[(1.0, 0), (64.0, 0), (60.0, 1), (60.0, 1)] 60.0\n", ran.stderr
+
+
+def carry(scaler, scale):
+    """Scales a loss in the scaler's name."""
+    _precision.carry(torch.ones(1, requires_grad=True) * scale, scaler, scale)
 
 
 def overflow(scaler):
@@ -265,27 +280,33 @@ def overflow(scaler):
 
 def test_session_hears_what_the_scalers_of_amp_decide(listener):
     scaler = amp.LossScaler(init_scale=64.0, scale_window=2)
+    carry(scaler, 64.0)
     decisions = [scaler.update_scale(), overflow(scaler), scaler.update_scale()]
     decisions += [scaler.update_scale()]
     assert decisions == [False, True, False, False]
-    assert listener.heard == [(64.0, 0), (32.0, 1), (32.0, 0), (64.0, 0)]
+    assert listener.heard == [(64.0, 0), (32.0, 1), (64.0, 0)]
 
 
 def test_session_hears_of_static_scales_but_not_of_none(listener):
     amp.LossScaler(1.0).update_scale()
     amp.fp16_utils.LossScaler(1.0).update_scale(False)
     assert listener.heard == []
-    amp.LossScaler(128.0).update_scale()
+    static = amp.LossScaler(128.0)
+    carry(static, 128.0)
+    static.update_scale()
     assert listener.heard == [(128.0, 0)]
-    amp.fp16_utils.LossScaler(64.0).update_scale(True)  # it does not look at this one
+    first = amp.fp16_utils.LossScaler(64.0)
+    first.backward(torch.ones(1, requires_grad=True).sum())
+    first.update_scale(True)  # it does not look at this one
     assert listener.heard[1:] == [(64.0, 0)]
 
 
 def test_session_hears_what_the_dynamic_scaler_of_fp16_utils_decides(listener):
     scaler = amp.fp16_utils.DynamicLossScaler(init_scale=64.0)
+    scaler.update_scale(True)  # by itself it says nothing of gradients to come
+    scaler.backward(torch.ones(1, requires_grad=True).sum())
     scaler.update_scale(True)
-    scaler.update_scale(False)
-    assert listener.heard == [(32.0, 1), (32.0, 0)]
+    assert listener.heard == [(1.0, 1), (32.0, 0), (16.0, 1)]
 
 
 class Copies:
@@ -315,9 +336,10 @@ def test_what_has_not_arrived_is_told_later_and_together(monkeypatch, listener):
     assert listener.heard[1:] == [(16.0, 2)]
     _precision.settle()
     assert len(listener.heard) == 2
-    copies.arrived = 4
+    training.step(float("inf"))
+    copies.arrived = 5
     _precision.settle()
-    assert listener.heard[2:] == [(16.0, 0)]
+    assert listener.heard[2:] == [(8.0, 1)]
 
 
 @needs_gpu

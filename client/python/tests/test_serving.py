@@ -26,7 +26,11 @@ def serving(closed):
         parameters=parameters, changed=list, write=None, is_empty=True, is_coming=False
     )
     made = object.__new__(Serving)
-    made._session = SimpleNamespace(status=lambda: None, close=lambda: closed.append("session"))
+    made._session = SimpleNamespace(
+        status=lambda: None,
+        close=lambda: closed.append("session"),
+        note_precision=lambda loss_scale, skipped_steps: None,
+    )
     made._finalizer = weakref.finalize(made, closed.append, "side")
     made._buckets = [bucket]
     made._commits, made._apart, made._snapshots = True, None, None

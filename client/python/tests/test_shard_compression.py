@@ -65,7 +65,6 @@ def held(state: Compression) -> list[float]:
 
 
 def test_what_is_held_back_follows_the_scale_of_losses_and_is_saved_without(state):
-    state.note_precision(1.0, 0)
     scaler = GradScaler("cpu", init_scale=4.0, growth_interval=1)
     scaler.scale(torch.ones(1))
     assert held(state) == [4.0, -12.0]
@@ -161,14 +160,17 @@ def test_a_scale_of_zero_is_not_followed(state):
 def test_a_scale_of_infinity_is_not_followed(state):
     state.note_precision(2.0, 0)
     state.note_precision(float("inf"), 0)
-    assert held(state) == [1.0, -3.0]
+    assert held(state) == [2.0, -6.0]
 
 
-def test_what_was_held_back_before_the_first_word_of_a_scale_has_that_scale(state):
-    state.note_precision(65536.0, 0)
+def test_what_was_held_back_without_a_scale_follows_the_first_one_and_the_end_of_all(state):
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.sum().backward()
+    scaler = GradScaler("cpu", init_scale=32768.0)
+    scaler.scale(parameter.sum()).backward()
+    assert held(state) == [32768.0, -3 * 32768.0]
+    parameter.sum().backward()
     assert held(state) == [1.0, -3.0]
-    state.note_precision(32768.0, 1)
-    assert held(state) == [0.5, -1.5]
 
 
 def test_what_was_loaded_before_the_first_word_of_a_scale_follows_it(state):
@@ -179,7 +181,6 @@ def test_what_was_loaded_before_the_first_word_of_a_scale_follows_it(state):
 
 def test_what_would_become_infinite_with_another_scale_is_forgotten(state):
     state._reduces["blocks.0"].residual[0, 1] = -3e38
-    state.note_precision(1.0, 0)
     state.note_precision(65536.0, 0)
     assert held(state) == [65536.0, 0.0]
 

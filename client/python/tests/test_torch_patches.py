@@ -120,7 +120,8 @@ _finite.install()
 for replacement in _patches._replaced.values():
     for around in replacement._arounds.values():
         first, second, *_ = inspect.signature(around).parameters.values()
-        assert first.kind == second.kind == inspect.Parameter.POSITIONAL_ONLY, around
+        assert first.kind == inspect.Parameter.POSITIONAL_ONLY, around
+        assert second.kind in (first.kind, inspect.Parameter.VAR_POSITIONAL), around
 users = {layer.user for method in _patches.DECLARED for layer in method.layers}
 replaced = {
     f"{method.owner.__name__}.{method.name}": [layer.user for layer in method.layers]

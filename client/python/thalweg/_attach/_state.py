@@ -134,7 +134,7 @@ class State:
         skipped_steps are updated by a later step, or by this call.
         """
         _precision.settle()
-        stats = self._member.stats()
+        stats = _precision.shown(self._member.stats())
         stats["nonfinite_elems"] += int(self.became_nonfinite)
         stats["workers"] = self._count()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])

@@ -47,7 +47,7 @@ class Compression:
         self._groups = [group for _, group in copies]
         self._size = size
         self._reduces = reduces
-        self._loss_scale = 0.0  # that of what is held back; 0: nobody has said it
+        self._loss_scale = 1.0  # that of what is held back
         _precision.watch(self)
 
     @property
@@ -65,13 +65,10 @@ class Compression:
         return sum(one.nonfinite_elems for one in self._reduces.values())
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
-        """Hears of loss scalers: what is held back has the scale of the gradients to come.
-
-        What was held back before the first word of a scale is taken to have it already.
-        """
+        """Hears of loss scalers: what is held back has the scale of the gradients to come."""
         if not (loss_scale > 0 and math.isfinite(loss_scale)):
             return
-        if self._loss_scale not in (0, loss_scale):
+        if loss_scale != self._loss_scale:
             for one in self._reduces.values():
                 _multiply(one.residual, loss_scale / self._loss_scale)
         self._loss_scale = loss_scale
@@ -87,8 +84,7 @@ class Compression:
         RuntimeError: such a job has failed.
         """
         _precision.settle()
-        scale = self._loss_scale or 1.0
-        held = {name: one.residual / scale for name, one in self._reduces.items()}
+        held = {name: one.residual / self._loss_scale for name, one in self._reduces.items()}
         own, own_copies = self._names(self._size.text)
         return {
             "codec": self.codec,
@@ -115,8 +111,6 @@ class Compression:
             )
         lost = self._what_is_lost(state_dict)
         own, own_copies = self._names(state_dict.get("saved_by", ""))
-        if not lost:
-            self._loss_scale = self._loss_scale or 1.0  # what is loaded has none
         for name, one in self._reduces.items():
             one.rounds = int(state_dict.get("rounds", {}).get(name, 0))
             if lost:

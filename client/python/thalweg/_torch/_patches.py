@@ -134,6 +134,12 @@ DECLARED = (
         compiled=True,
     ),
     Method(
+        torch.autograd,
+        "backward",
+        (Layer("precision", "sidecars know the scale of a pass before its gradients come"),),
+        compiled=False,
+    ),
+    Method(
         SGD, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
     ),
     Method(

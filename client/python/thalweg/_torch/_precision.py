@@ -1,7 +1,11 @@
 """Passes the decisions of loss scalers (scales and skipped steps) to sessions for their sidecars.
 
-Nothing here waits for a device: values on a GPU are copied to pinned memory, and read in a later
-step, once they have arrived. Nothing is done while there is no session.
+Sessions are told what the gradients of a backward pass carry before it begins: the scale of the
+scaler by which its loss was multiplied, or 1. Which one that is, a mark on the loss says.
+
+Nothing here waits for a device, but for the scale of a scaler that is older than the sessions:
+values on a GPU are copied to pinned memory, and read in a later step, once they have arrived.
+Nothing is done while there is no session.
 """
 
 from __future__ import annotations
@@ -9,14 +13,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 
 from thalweg._torch import _patches
+
+_MARK = "thalweg_scaler"  # in the metadata of the node that has multiplied a loss
+# So many nodes of a pass are looked at, from its losses on, before it counts as unscaled.
+_NEAR = 64
 
 
 class Session(Protocol):
@@ -35,31 +44,46 @@ class _Decision(NamedTuple):
 
 
 _lock = threading.Lock()  # any thread may call stats()
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+# Each with the scale that it was told last.
+_sessions: weakref.WeakKeyDictionary[Session, float] = weakref.WeakKeyDictionary()
 _scales: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
 # Those that have scaled a loss since they were last updated.
 _at_work: weakref.WeakSet[object] = weakref.WeakSet()
 _on_the_way: deque[_Decision] = deque()
 
 
+class _Latest:
+    """The latest loss that was scaled, or whose backward pass has begun."""
+
+    scaler: weakref.ref[object] | None = None  # None: no scaler has scaled it
+    scale = 1.0  # as far as it is known
+
+
 def watch(session: Session) -> None:
-    """Makes the session receive the decisions of all scalers of this process from now on."""
+    """Makes the session receive the decisions of all scalers of this process from now on. It is
+    told first that gradients carry none, so that what it holds back of these has a unit.
+    """
     for name, around in (
         ("scale", _scale_and_observe),
         ("update", _update_and_observe),
         ("load_state_dict", _load_and_observe),
     ):
         _patches.install("precision", GradScaler, name, around)
-    _sessions.add(session)
+    _patches.install("precision", torch.autograd, "backward", _observe_and_run)
     with _lock:
-        _scales.clear()  # this session has heard of none
+        _sessions[session] = 1.0
+        session.note_precision(1.0, 0)
 
 
-def announce(scaler: object, scale: float) -> None:
-    """Makes sessions know a scale before they get gradients that carry it."""
+def carry(scaled: Tensor, scaler: object, scale: float) -> Tensor:
+    """Returns a loss that was multiplied by the scale. Sessions will know that of its gradients."""
     if _sessions:
         _at_work.add(scaler)
-        _know(scaler, scale)
+        with _lock:
+            _scales[scaler] = scale
+        _mark(scaled, scaler)
+        _follow(scaler)
+    return scaled
 
 
 def tell(scaler: object, scale: float, *, skipped: bool) -> None:
@@ -78,6 +102,22 @@ def carried() -> float:
         return min((_scales[each] for each in list(_at_work) if each in _scales), default=1.0)
 
 
+def followed() -> float:
+    """Returns the scale of the latest loss that was scaled, or whose backward pass has begun."""
+    with _lock:
+        return _Latest.scale
+
+
+def shown(stats: dict[str, float]) -> dict[str, float]:
+    """Returns the statistics of a session with the smallest scale that is known in the place of
+    what the session was told last; 0: no scale is known.
+    """
+    with _lock:
+        told = stats["loss_scale"]
+        stats["loss_scale"] = min(_scales.values(), default=0.0 if told == 1 else told)
+    return stats
+
+
 def settle() -> None:
     """Passes on the values that have arrived on the host in the meantime."""
     with _lock:
@@ -91,18 +131,78 @@ def settle() -> None:
 
 
 def _know(scaler: object, scale: float) -> None:
-    if _scales.get(scaler) != scale:
-        with _lock:
-            _pass_on([(scaler, scale, False)])
+    with _lock:
+        _pass_on([(scaler, scale, False)])
+
+
+def _follow(scaler: object | None) -> None:
+    """Makes sessions know what the gradients to come carry: this scaler's scale, or none."""
+    settle()
+    with _lock:
+        _Latest.scaler = None if scaler is None else weakref.ref(scaler)
+        _say(1.0 if scaler is None else _scales.get(scaler))
 
 
 def _pass_on(news: Sequence[tuple[object, float, bool]]) -> None:
     for scaler, scale, _ in news:
         _scales[scaler] = scale
-    skipped = sum(skipped for *_, skipped in news)
-    for session in list(_sessions):
-        # The smallest scale is reported: if a scaler is in trouble, it is that one.
-        session.note_precision(min(_scales.values()), skipped)
+    latest = None if _Latest.scaler is None else _Latest.scaler()
+    _say(None if latest is None else _scales.get(latest), sum(skipped for *_, skipped in news))
+
+
+def _say(scale: float | None, skipped: int = 0) -> None:
+    """Tells sessions what is new to them. None: the scale is what it was, or not known yet."""
+    _Latest.scale = _Latest.scale if scale is None else scale
+    for session, told in list(_sessions.items()):
+        if skipped or scale not in (None, told):
+            _sessions[session] = told if scale is None else scale
+            session.note_precision(_sessions[session], skipped)
+
+
+@_disable_dynamo
+def _mark(outputs: Any, scaler: object) -> Any:  # noqa: ANN401 - what scale() takes
+    """Returns the scaled losses; their backward passes will be known to be this scaler's."""
+    if isinstance(outputs, Tensor):
+        if outputs.grad_fn is not None:
+            outputs.grad_fn.metadata[_MARK] = scaler  # type: ignore[index] # torch says: a method
+        return outputs
+    if isinstance(outputs, list | tuple):
+        for each in outputs:
+            _mark(each, scaler)
+        return outputs
+    return (_mark(each, scaler) for each in outputs)  # torch has not looked at them yet either
+
+
+def _scaler_of(losses: Any) -> object | None:  # noqa: ANN401 - what torch.autograd.backward takes
+    """Returns the scaler nearest to the losses of a pass; None: there is none near them."""
+    if not _scales:
+        return None
+    given: Iterable[Any] = losses if type(losses) in (list, tuple) else [losses]
+    # A GradientEdge has a node.
+    nodes = deque(getattr(each, "grad_fn", getattr(each, "node", None)) for each in given)
+    for _ in range(_NEAR):
+        if not nodes:
+            break
+        node = nodes.popleft()
+        if node is None:
+            continue
+        scaler: object | None = node.metadata.get(_MARK)
+        if scaler is not None:
+            return scaler
+        nodes.extend(following for following, _ in node.next_functions)
+    return None
+
+
+def _observe_and_run(
+    backward: Callable[..., None],
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    # Within a pass, one begins that computes something of it again (reentrant checkpoints).
+    if _sessions and torch._C._current_graph_task_id() == -1:
+        _follow(_scaler_of(args[0] if args else kwargs.get("tensors")))
+    backward(*args, **kwargs)
 
 
 def _look(scaler: GradScaler, values: Sequence[Tensor]) -> None:
@@ -138,10 +238,17 @@ def _scale_and_observe(
     scaled = scale(scaler, outputs)
     _at_work.add(scaler)
     if before is None:
-        announce(scaler, scaler._init_scale)
-    elif scaler not in _scales:  # it is older than the sessions
-        _look(scaler, [before])
+        _know(scaler, scaler._init_scale)
+    elif scaler not in _scales and not _is_captured(before):  # it is older than the sessions
+        _know(scaler, before.item())
+    scaled = _mark(scaled, scaler)
+    _follow(scaler)
     return scaled
+
+
+def _is_captured(value: Tensor) -> bool:
+    """Returns whether a value is part of a CUDA graph that is being made, and cannot be read."""
+    return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _load_and_observe(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thalweg._torch._precision import announce
+from thalweg._torch._precision import carry
 from thalweg.amp import _gradscaler
 from thalweg.amp._casts import casting
 from thalweg.amp._functions import Casts, NoCasts, activate_casts, deactivate_casts
@@ -241,10 +241,9 @@ def scaled_backward(
     done: set[int] = set()
     for optimizer in optimizers:
         optimizer.begin_backward(scaler, done=done)
-    if not scaler.trivial:
-        announce(scaler, scaler.loss_scale())
     try:
-        yield loss.float() * scaler.loss_scale()
+        scaled = loss.float() * scaler.loss_scale()
+        yield scaled if scaler.trivial else carry(scaled, scaler, scaler.loss_scale())
     except BaseException:
         for optimizer in optimizers:
             optimizer.abandon_backward(scaler)

@@ -55,10 +55,8 @@ class Serving:
         """
         self._buckets = buckets
         self._kind, self._rule = kind, rule
-        self._commits = commits
-        self._snapshots = snapshots
-        self._apart = apart
-        self._used = used
+        self._commits, self._snapshots = commits, snapshots
+        self._apart, self._used = apart, used
         self.asked_by = ""  # the variable that has moved a script's optimizer to the shards
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
@@ -114,14 +112,15 @@ class Serving:
 
     def stats(self) -> dict[str, Any]:
         """Returns what the session has counted, and how long this worker has waited for weights."""
-        return self._session.stats() | self._arrivals.stats()
+        return _precision.shown(self._session.stats()) | self._arrivals.stats()
 
     def close(self) -> None:
         self._finalizer()
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
-        """Hears of the loss scalers of this process, before gradients carry the scale."""
-        self._session.note_precision(loss_scale, skipped_steps)
+        """Hears of loss scalers. What has been gathered carries what it did before."""
+        scale = loss_scale if self.is_idle else self._session.stats()["loss_scale"]
+        self._session.note_precision(scale, skipped_steps)
 
     @property
     def loss_scale(self) -> float:
@@ -258,6 +257,7 @@ class Serving:
 
     def _begin_step(self, groups: Sequence[Group], states: States) -> None:
         self.check_open()
+        self._session.note_precision(_precision.followed(), 0)
         if self.loss_scale != 1 and not self._commits:
             self.fail(_step_faults.scaled(self.loss_scale))
         if self.state.is_published:

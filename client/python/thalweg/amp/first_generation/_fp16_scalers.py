@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg._torch._precision import announce, tell
+from thalweg._torch._precision import carry, tell
 
 
 class StaticLossScaler:
@@ -36,9 +36,10 @@ class StaticLossScaler:
 
     def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Runs the backward of the scaled loss."""
+        scaled = loss * self.loss_scale
         if self.cur_scale != 1.0:
-            announce(self, self.cur_scale)
-        (loss * self.loss_scale).backward(retain_graph=retain_graph)
+            carry(scaled, self, self.cur_scale)
+        scaled.backward(retain_graph=retain_graph)
 
 
 class DynamicLossScaler(StaticLossScaler):
