@@ -3,7 +3,9 @@
 NODE_JOB_VICTIM names what is killed in `bereft`.
 """
 
+import copy
 import hashlib
+import io
 import os
 import signal
 import time
@@ -170,6 +172,26 @@ def resumed() -> dict[str, Any]:
         keys = sorted(state.state_dict())
         state.close()
     return {"digests": digests, "keys": keys}
+
+
+@job
+def copied() -> dict[str, Any]:
+    """Copies and saves the module after a step, and takes another one."""
+    model = build()
+    data = torch.Generator().manual_seed(dist.get_rank())
+    state = thalweg.ddp.attach(model, node_reduce="workers")
+    backward(model, batch(data))
+    torch.save(model, io.BytesIO())
+    copied = copy.deepcopy(model)
+    averaged = backward(model, batch(data))
+    result = {"bits": digest(averaged), "hook": hook_of(model), "copy": hook_of(copied)}
+    state.close()
+    return result
+
+
+def hook_of(model: DistributedDataParallel) -> str:
+    """Returns the communication hook that torch's statistics have."""
+    return str(model._get_ddp_logging_data().get("comm_hook", ""))
 
 
 @job

@@ -53,6 +53,13 @@ def test_all_workers_get_the_mean_and_the_same_bits(dtype, two_nodes):
         assert result["stats"]["workers"] == 4
 
 
+def test_module_can_be_copied_and_saved_and_its_copy_has_no_hook(tmp_path):
+    with servers(nodes=1, shards=1) as cluster:
+        results = start("copied", cluster, tmp_path, [0, 0]).results()
+    assert results[0] == results[1]
+    assert (results[0]["hook"], results[0]["copy"]) == ("node_hook", "")
+
+
 def test_mean_is_over_workers_also_where_nodes_have_different_numbers(tmp_path):
     with servers(nodes=2, shards=1) as cluster:
         results = start("unequal", cluster, tmp_path, [0, 1, 0]).results()

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import torch
-from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store, _register_comm_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import _C
@@ -77,11 +77,20 @@ def join(
         sums = NodeSums(store, node.place, node.world_size, device, node.step_timeout)
         member = Follower(line, sums, node.place.ranks[0], node.timeout, interval)
     try:
-        model.register_comm_hook(_Hooked(member, weakref.ref(model)), node_hook)
+        _register(model, member)
     except BaseException:
         member.close()
         raise
     return member
+
+
+def _register(model: DistributedDataParallel, member: Leader | Follower) -> None:
+    """Does what model.register_comm_hook() does, but for keeping the hook in the module as well,
+    which could be neither copied nor saved then.
+    """
+    assert model.logger is not None
+    model.logger._set_comm_hook_name(node_hook.__qualname__)
+    _register_comm_hook(model.reducer, _Hooked(member, weakref.ref(model)), node_hook)
 
 
 def _gather_followers(store: Store, node: Node) -> dict[int, _words.Line]:
@@ -111,7 +120,3 @@ def node_hook(hooked: _Hooked, bucket: GradBucket) -> Outcome:
     assert model is not None
     _C.scale_to_joined(model.reducer, bucket.buffer())
     return hooked.member.run_hook(bucket)
-
-
-# DDP compares annotations with types, not with their names.
-node_hook.__annotations__ |= {"bucket": GradBucket, "return": Outcome}
