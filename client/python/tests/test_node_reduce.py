@@ -208,6 +208,15 @@ def test_closing_fails_what_is_on_its_way(closer):
         assert f"rank {closer}" in told[1 - closer]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_end_closes_the_sockets_of_all_workers(fails):
+    with node(3) as made:
+        lines = [*made.lines, *made.leader._followers.values()]
+        if fails:
+            made.lines[1].hang_up()
+    assert [line._connection.fileno() for line in lines] == [-1] * 4
+
+
 def test_result_that_takes_longer_than_the_timeout_is_waited_for(monkeypatch):
     heard, enough = [], threading.Event()
     receive = Line.receive

@@ -119,6 +119,7 @@ class Follower:
         with contextlib.suppress(OSError):  # if the leader has already ended
             self._line.send({"kind": kind, "reason": self._reason, "taken": self._taken})
         self._line.hang_up()
+        self._line.close()
         self._sums.end(self._orderly)
 
     def _cause(self) -> str:

@@ -147,6 +147,10 @@ class Leader:
             if now - looked >= self._look_interval:
                 looked = now
                 self._look(now)
+        for listener in self._threads[1:]:
+            listener.join()
+        for line in self._followers.values():
+            line.close()
 
     def _look(self, now: float) -> None:
         """Fails if the session has failed while nothing waits for it, or if a worker, perhaps this

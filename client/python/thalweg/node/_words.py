@@ -13,6 +13,7 @@ import secrets
 import select
 import socket
 import struct
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ class Line:
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
         self._received = b""
+        # Held where the connection is ended or closed, as a garbage collection may on any thread.
+        self._lock = threading.RLock()
 
     def send(self, words: Words) -> None:
         """Raises OSError when the other end is gone, or has read nothing for too long."""
@@ -65,13 +68,22 @@ class Line:
 
     def stop_listening(self) -> None:
         """Ends receiving, and a call of receive(). May be called again, on any thread."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RD)
+        self._shut_down(socket.SHUT_RD)
 
     def hang_up(self) -> None:
         """Ends the connection, and a call of receive(). May be called again, on any thread."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._shut_down(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection, in which nobody sends or receives any more. hang_up() and
+        stop_listening() then do nothing.
+        """
+        with self._lock:
+            self._connection.close()
+
+    def _shut_down(self, how: int) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.shutdown(how)
 
 
 def listen() -> tuple[socket.socket, Address]:
