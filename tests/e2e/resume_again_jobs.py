@@ -182,6 +182,23 @@ def actor_and_critic() -> dict[str, Any]:
     return {"equal": equal}
 
 
+@job
+def another_codec() -> dict[str, Any]:
+    """Wraps a module anew, for fp16; returns what checkpoints have, before and after the first job
+    is closed.
+    """
+    first = Training()
+    first.train(1)
+    second = DistributedDataParallel(first.model.module)
+    state = thalweg.ddp.attach(second, "fp16")
+    second(torch.ones(1, 3, 8, 8)).sum().backward()
+    before = sorted(first.optimizer.state_dict())
+    first.state.close()
+    after = sorted(first.optimizer.state_dict())
+    state.close()
+    return {"before": before, "after": after}
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     main()

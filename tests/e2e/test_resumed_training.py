@@ -92,6 +92,12 @@ def test_modules_that_share_an_encoder_each_go_on_from_their_own(tmp_path):
     assert "is not taken along" not in said  # nothing was wrapped anew
 
 
+def test_checkpoint_of_another_codec_has_nothing_of_the_earlier_one_and_misses_nothing(tmp_path):
+    results, said = run("another_codec", tmp_path, script="resume_again_jobs.py")
+    assert results == [{key: ["param_groups", "state"] for key in ("before", "after")}] * 2
+    assert "the job of its parameters has ended" not in said
+
+
 def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
     variables = {
         "THALWEG_POWERSGD_COMPRESSION": "1",

@@ -232,8 +232,7 @@ def _attach(
     _states[ddp_model] = state
     if _is_guest(job, world):
         _process_group.call_at_end(group, state._finalizer)
-    if state.rides:
-        _resuming.join(ddp_model, state, meeting, me.step_timeout)
+    _resuming.join(ddp_model, state, meeting, me.step_timeout)
     if (saved := _saved.pop(ddp_model, None)) is not None:
         state.load_state_dict(saved)
     _remarks.remark(ddp_model, state, me, rank)
