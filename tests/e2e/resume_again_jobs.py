@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 import shutil
@@ -197,6 +198,26 @@ def another_codec() -> dict[str, Any]:
     after = sorted(first.optimizer.state_dict())
     state.close()
     return {"before": before, "after": after}
+
+
+@job
+def saved_whole() -> dict[str, Any]:
+    """Saves a module that keeps files, before its first step and after it; returns whether it needs
+    Thalweg to be loaded.
+    """
+    folder = path().with_name(f"{path().name}-residuals")
+    training = Training(residuals=folder)
+    needs = []
+    for steps in (0, 1):
+        training.train(steps)
+        saved = io.BytesIO()
+        torch.save(training.model, saved)
+        needs.append(b"thalweg" in saved.getvalue())
+    training.state.close()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    return {"needs": needs}
 
 
 if __name__ == "__main__":

@@ -171,6 +171,11 @@ def test_ordinary_checkpoint_and_files_of_residuals_go_on_bit_for_bit(tmp_path):
         assert said.count("what nodes held back of gradients goes on, from files") == 1
 
 
+def test_module_that_keeps_files_is_saved_whole_without_thalweg(tmp_path):
+    results, _ = run("saved_whole", tmp_path, script="resume_again_jobs.py")
+    assert [result["needs"] for result in results] == [[False, False]] * 2
+
+
 def test_residuals_begin_at_zero_everywhere_where_one_node_has_no_file(tmp_path):
     results, said = run("with_a_file_lost", tmp_path)
     for result in results:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg._attach import _codec_states
+from thalweg._attach._first_step import ForwardHook
 from thalweg._attach._notes import Notes
 from thalweg._attach._residual_files import ResidualFiles
 from thalweg._job import _rendezvous
@@ -199,12 +199,11 @@ def keeper_of(
     if problem:
         keeper.warn(problem)
     _keepers[module] = keeper
-    module.register_forward_pre_hook(_before_forward)
+    module.register_forward_pre_hook(ForwardHook(_look))
     return keeper
 
 
-@_disable_dynamo
-def _before_forward(module: DistributedDataParallel, _: object) -> None:
-    keeper = _keepers.get(module)  # none in a copy of the module
+def _look(module: DistributedDataParallel) -> None:
+    keeper = _keepers.get(module)
     if keeper is not None and torch.is_grad_enabled() and module.require_backward_grad_sync:
         keeper.look()
