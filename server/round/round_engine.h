@@ -140,9 +140,8 @@ class RoundEngine {
   std::map<uint32_t, RoundGroup> groups_;
   std::map<std::pair<BucketId, uint32_t>, uint64_t> completed_;  // by chunk: its last round
   Open open_;
-  // By group and sequence number: the chunks that are complete.
-  std::map<std::pair<uint32_t, uint64_t>, ChunkSet> finished_;
-  size_t finished_runs_ = 0;           // of all of these
+  std::map<std::pair<uint32_t, uint64_t>, ChunkSet> finished_;  // by group and sequence number
+  size_t finished_runs_ = 0;                                    // of all of these
   std::vector<uint32_t> outstanding_;  // contributions held per node, in all groups
   std::vector<uint64_t> windows_;      // per node, of all its groups together
   uint64_t held_bytes_ = 0;

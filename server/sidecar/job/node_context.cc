@@ -74,9 +74,10 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
                                    "to be sent; sampled")),
       residual_norm(r.GetGauge("thalweg_sidecar_residual_norm",
                                "Norm of what compression has left out so far; sampled")),
-      loss_scale(r.GetGauge("thalweg_sidecar_loss_scale",
-                            "Loss scale of mixed precision, as a job said last; with several "
-                            "scalers the smallest; 0: no job has said one")),
+      loss_scale(
+          r.GetGauge("thalweg_sidecar_loss_scale",
+                     "Loss scale of mixed precision of the latest backward pass; 1: its loss "
+                     "was not scaled; 0: there was none")),
       skipped_steps(r.GetCounter("thalweg_sidecar_skipped_steps_total",
                                  "Steps that loss scalers have skipped because gradients were not "
                                  "finite, of all jobs")),
