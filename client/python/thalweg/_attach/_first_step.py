@@ -22,8 +22,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thalweg._attach import _model
-
 _IN_JOIN = "_match_all_reduce_for_bwd_pass"  # of DistributedDataParallel
 
 _calls: weakref.WeakKeyDictionary[DistributedDataParallel, Callable[..., None]] = (
@@ -98,6 +96,8 @@ def _watch(module: DistributedDataParallel) -> None:
     """Notices the first gradient, if torch is going to average after this forward pass."""
     if not torch.is_grad_enabled() or not module.require_backward_grad_sync:
         return
+    from thalweg._attach import _model  # it is native, which a switch must not load
+
     parameters = [
         parameter for _, parameter in _model.parameters(module) if parameter.requires_grad
     ]
