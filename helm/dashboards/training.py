@@ -267,7 +267,7 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "lines",
         "Loss scale",
-        "As the training's loss scaler has it; 0, which is not drawn: there is none. A dynamic "
+        "Of the latest backward pass: as its loss scaler has it; 1: there is none. A dynamic "
         "scale doubles every 2000 steps and halves where one is skipped. One that falls without "
         "an end: the gradients really are infinite.",
         "none",
