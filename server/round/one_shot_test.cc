@@ -145,8 +145,8 @@ TEST_F(OneShotTest, NothingOfTenThousandRoundsStays) {
   EXPECT_TRUE(engine_.Add(1, Share(bucket, 1), kStart)->completed);
 }
 
-TEST_F(OneShotTest, CollectiveMayHaveMoreChunksThanRoundsAreKept) {
-  for (uint32_t chunk = 0; chunk <= RoundEngine::kMaxUnsettled; ++chunk) {
+TEST_F(OneShotTest, ChunksOfACollectiveTakeOnePlaceOfThoseThatAreKept) {
+  for (uint32_t chunk = 0; chunk < 5000; ++chunk) {
     ASSERT_EQ(Add(0, OneShot(1, 0, chunk))->verdict, Verdict::kHeld);
     ASSERT_EQ(Add(1, OneShot(1, 0, chunk))->verdict, Verdict::kCompleted);
   }
