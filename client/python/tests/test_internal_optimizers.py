@@ -14,7 +14,7 @@ from thalweg.ps._plan import Outer
 class Nobody:
     """A mean of nothing."""
 
-    def begin(self, values):
+    def begin(self, values, *, factor, whole):
         pass
 
     def wait(self):
