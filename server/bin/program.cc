@@ -186,7 +186,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
                  "File that says which certificates may take part in which jobs, with quotas; it "
                  "needs TLS, and is read again when it changes; empty: everybody in every job");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
-  // Of several transforms, the one that is added last is applied first.
+  // CLI11 applies the transform that is added last before the others.
   app.add_option("--memory-limit", options->memory_limit,
                  "Memory that the jobs of this process's shard may use; auto: half of what the "
                  "process may")

@@ -47,7 +47,7 @@ _lock = threading.Lock()  # any thread may call stats()
 # Each with the scale that it was told last.
 _sessions: weakref.WeakKeyDictionary[Session, float] = weakref.WeakKeyDictionary()
 _scales: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
-# Those that have scaled a loss since they were last updated.
+# These have scaled a loss since they were last updated.
 _at_work: weakref.WeakSet[object] = weakref.WeakSet()
 _on_the_way: deque[_Decision] = deque()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -71,17 +70,16 @@ class _Stretch(NamedTuple):
 
 
 def _stretches(shapes: Sequence[torch.Size]) -> Iterator[_Stretch]:
-    numbers = itertools.count()
-    begin = 0
+    begin, number = 0, 0
     for shape in shapes:
         elements, length = shape.numel(), block_length(shape)
         whole, last = divmod(elements, length)
         if whole:
-            first, *_ = itertools.islice(numbers, whole)
-            yield _Stretch(begin, first, whole, length)
+            yield _Stretch(begin, number, whole, length)
         if last:
-            yield _Stretch(begin + whole * length, next(numbers), 1, last)
+            yield _Stretch(begin + whole * length, number + whole, 1, last)
         begin += elements
+        number += whole + (last > 0)
 
 
 def block_length(shape: torch.Size) -> int:
