@@ -115,7 +115,7 @@ TEST_F(RestartedNodeTest, NodeThatComesBackWhenTheJobHasFailedIsToldWhyUntilAnot
   Start("key");
   for (Life& life : lives_) (*life.member)->Leave(absl::OkStatus());
   Resume(1, 3, next[2]);
-  EXPECT_EQ(shard_.num_jobs(), 1u);  // which gathers
+  EXPECT_EQ(shard_.num_jobs(), 1u);                       // which gathers
   shard_.Stop(absl::CancelledError("the test is over"));  // and is told so while `next` is there
 }
 
