@@ -18,14 +18,6 @@ JoinRequest WithoutRounds(JoinRequest request) {
   return request;
 }
 
-using CounterOfNode = Counter& (ShardMetrics::*)(uint32_t node) const;
-
-std::vector<Counter*> ByNode(const ShardMetrics& metrics, CounterOfNode of, uint32_t num_nodes) {
-  std::vector<Counter*> counters;
-  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&(metrics.*of)(node));
-  return counters;
-}
-
 }  // namespace
 
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
@@ -33,10 +25,9 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
     : spec_(WithoutRounds(first)),
       metrics_(metrics),
       faults_(faults),
-      waited_for_(ByNode(metrics, &ShardMetrics::WaitedFor, first.num_nodes)),
-      stale_updates_(ByNode(metrics, &ShardMetrics::StaleUpdates, first.num_nodes)),
-      late_(ByNode(metrics, &ShardMetrics::Late, first.num_nodes)),
-      trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
+      waited_for_(metrics.ByNode(&ShardMetrics::WaitedFor, first.num_nodes)),
+      late_(metrics.ByNode(&ShardMetrics::Late, first.num_nodes)),
+      delivery_(spec_, metrics, trace, *this),
       snapshots_(snapshots),
       held_(snapshots == nullptr ? nullptr : snapshots->Hold(spec_.identity)),
       members_(first),
@@ -45,7 +36,8 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       layouts_(first.chunk_bytes, first.num_shards, first.num_nodes),
       engine_({members_.epoch(), first.num_nodes, 0, first.round_timeout}),
       quorum_(first.num_nodes),
-      memory_(first, memory, metrics) {}
+      memory_(first, memory, metrics),
+      letters_(first.num_nodes) {}
 
 absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNode> node,
                             TimePoint now, std::shared_ptr<TenantAccount> account) {
@@ -63,7 +55,7 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
     if (refusal.ok()) refusal = members_.CheckSeat(request);
     if (refusal.ok()) {
       refusal = members_.CheckWorkers(request);
-      if (refusal.ok()) refusal = GatherRoundsLocked(request);
+      if (refusal.ok() && request.resume) refusal = resumption_.Add(request.node, *request.resume);
       if (refusal.ok()) {
         memory_.ChargeTo(std::move(account));
         refusal = ReserveLocked();
@@ -153,8 +145,7 @@ absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
 
 absl::StatusOr<std::vector<LostNode>> Job::Heartbeat(uint32_t node, TimePoint now) {
   MutexLock lock(mutex_);
-  THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-  members_.Hear(node, now);
+  THALWEG_RETURN_IF_ERROR(HearLocked(node, now));
   return members_.Lost();
 }
 
@@ -309,6 +300,10 @@ bool Job::IsUnderWay(TimePoint now) {
 
 absl::Status Job::CheckActiveLocked(uint32_t node) const {
   return failure_.ok() ? members_.CheckActive(node) : failure_;
+}
+
+absl::Status Job::HearLocked(uint32_t node, TimePoint now) {
+  return failure_.ok() ? members_.Hear(node, now) : failure_;
 }
 
 }  // namespace thalweg

@@ -1,7 +1,6 @@
 // Job is one training job on one shard: its members and their open rounds.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,14 +17,14 @@
 #include "core/exchange/join.h"
 #include "core/exchange/rounds.h"
 #include "core/exchange/served_shard.h"
-#include "core/exchange/shard_report.h"
+#include "server/aggregator/delivery.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job_memory.h"
 #include "server/aggregator/job_tally.h"
+#include "server/aggregator/letters.h"
 #include "server/aggregator/shard_metrics.h"
 #include "server/aggregator/snapshot_writer.h"
 #include "server/plan/job_plan.h"
-#include "server/round/chunk_states.h"
 #include "server/round/layout_registry.h"
 #include "server/round/lone_rounds.h"
 #include "server/round/membership.h"
@@ -39,7 +38,7 @@ namespace thalweg {
 // A Job is thread-safe. It needs all its nodes, unless they have said with how many it goes on. Any
 // failure fails the whole job, and every node is told the reason. Sinks are called with no lock
 // held.
-class Job {
+class Job : private Delivery::Recipients {
  public:
   // `memory`, `metrics`, `faults`, `trace` and `snapshots` must outlive the job. Without `trace`
   // nothing is traced, and without `snapshots` none are kept.
@@ -61,9 +60,9 @@ class Job {
   // Returns the account of the job's tenant; null: it has none.
   std::shared_ptr<const TenantAccount> account();
   // Calls `done` once, with no lock held: with the terms when all nodes have joined, but without
-  // what differs by node and the shard's weight; with the
-  // failure when the job fails before, which it also does at `deadline`, with DeadlineExceeded that
-  // names the missing nodes. The call comes from here, AnswerWaiting or Tick. (job_terms.cc)
+  // what differs by node and the shard's weight; with the failure when the job fails before, which
+  // it also does at `deadline`, with DeadlineExceeded that names the missing nodes. The call comes
+  // from here, AnswerWaiting or Tick. (job_terms.cc)
   using Done = std::function<void(const absl::StatusOr<Terms>&)>;
   void WhenComplete(TimePoint deadline, Done done);
   void AnswerWaiting(TimePoint now);
@@ -139,34 +138,10 @@ class Job {
     Done done;
   };
 
-  // A Completed is a complete round with the state of its chunk, if it has one, and how that is
-  // updated.
-  struct Completed {
-    CompleteRound round;
-    std::shared_ptr<ChunkState> state;
-    LayoutRegistry::Update update = {};
-    std::shared_ptr<const UpdateStep> step = nullptr;  // null: the round does no update
-    double raw_bytes = 0;
-    uint32_t last_node = 0;  // the node whose contribution completed it
-    TimePoint at;            // when that contribution arrived
-  };
-  // An Asked is a node's round whose result does not wait for all other nodes.
-  struct Asked {
-    Versions::Ask ask;
-    RoundResult contributed;  // its number and size
-    std::shared_ptr<const UpdateRule> rule;
-    std::shared_ptr<ChunkState> state;
-    double raw_bytes = 0;
-  };
+  // A Held is what follows from a contribution.
   struct Held {
     std::optional<Completed> completed;
     std::optional<Asked> asked;
-  };
-  // When a complete round was folded and its weights updated; without an update both end at once.
-  struct WorkTimes {
-    TimePoint begin;
-    TimePoint folded;
-    TimePoint end;
   };
 
   // Makes a node a member that may be one; the last one begins the job.
@@ -176,11 +151,8 @@ class Job {
   // the stream of this chunk are no more than that. (job_needs.cc)
   absl::Status ReserveKeptLocked(uint32_t node, uint32_t chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks a contribution to a one-shot round, which has no layout, by itself.
-  absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Stores a contribution (this, Contribute and Deliver are in job_rounds.cc); returns the round
-  // when the contribution completes it, and what its node is to get before.
+  // Stores a contribution; returns the round when the contribution completes it, and what its node
+  // is to get before. (job_rounds.cc, as is Contribute)
   absl::StatusOr<Held> HoldLocked(uint32_t node, Contribution contribution, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The rest is for updates that let nodes be apart (job_apart.cc).
@@ -196,14 +168,6 @@ class Job {
   absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed, uint64_t least,
                                     std::shared_ptr<const UpdateRule> rule, double raw_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<AppliedUpdate> Update(const Completed& completed, const RoundResult& mean);
-  // These send weights: at once if they are there, to those who have waited for this update, and to
-  // all who may have them now.
-  absl::Status Answer(const Asked& asked);
-  void AnswerAsks(const Completed& completed, const AppliedUpdate& applied);
-  absl::Status GiveWeights(const Completed& completed);
-  void Send(const Versions::Ask& ask, AppliedUpdate given, double raw_bytes);
-  void CountStaleness(uint32_t node, uint64_t staleness) const;
   // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
   absl::StatusOr<std::shared_ptr<ChunkState>> StateLocked(BucketId bucket, uint32_t chunk,
                                                           uint64_t elems)
@@ -212,7 +176,6 @@ class Job {
   absl::StatusOr<std::shared_ptr<const UpdateStep>> SettingsLocked(const RoundId& id,
                                                                    uint64_t number) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status FindStepLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many weights the chunk has, or why the node may not use that slice of them.
   absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,
@@ -228,9 +191,8 @@ class Job {
   absl::Status HaveSnapshotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeSnapshot(const SnapshotCall& call);
   absl::Status RestoreSnapshot(const SnapshotId& id);
-  // Returns why a snapshot is not of this job's weights.
-  absl::Status CheckOursLocked(const SnapshotHeader& header) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the header of a snapshot of this job's weights.
+  SnapshotHeader HeaderLocked(const SnapshotId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the states that the snapshot's chunks go to, or why it is not of this job's weights.
   absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> PlacesLocked(const Snapshot& snapshot)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -239,24 +201,15 @@ class Job {
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes a letter on to its node. (job_letters.cc)
+  // Passes a letter on to its node. (job_rounds.cc)
   absl::Status PassOn(uint32_t node, Contribution letter, TimePoint now);
-  absl::Status CheckLetterLocked(uint32_t node, const Contribution& letter) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Folds a complete round and sends its nodes the result, or a receipt.
-  absl::Status Deliver(const Completed& completed);
+  Audience AudienceOf(const CompleteRound& round) override;
+  std::shared_ptr<ServedNode> Find(uint32_t node) override;
   // Returns the sinks of those of the nodes that are present.
   std::vector<std::shared_ptr<ServedNode>> SinksLocked(const std::vector<uint32_t>& nodes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Both write to the trace and to the report. (job_report.cc)
-  void TraceRound(const Completed& completed, const AppliedUpdate& applied,
-                  const WorkTimes& times) const;
   void ReportRoundsLocked(TimePoint now, JobReport* report) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts a result that goes to `nodes` nodes. (job_report.cc)
-  void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
-                     const WorkTimes& times);
-  void CountSent(double wire_bytes, double raw_bytes);
   // Records the failure and returns the sinks to Tell after the lock is released; returns none when
   // the job has already failed.
   std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)
@@ -267,18 +220,17 @@ class Job {
   std::vector<std::shared_ptr<ServedNode>> ReleaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Fixes the terms when all nodes have joined. (job_terms.cc)
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
-  // the second lets the engine go on from there when all nodes have joined; the third returns the
-  // sinks that get a result, of at most MostBytesOfResultLocked; the last one counts a chunk whose
-  // residual is gone.
-  absl::Status GatherRoundsLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WhyOverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The following are in job_resume.cc. The first lets the engine go on from what the nodes have
+  // done, when all have joined; the second returns the sinks that get a result; the last one counts
+  // a chunk whose residual is gone.
   absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t MostBytesOfResultLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Both say whether the node may take part; with the second it has been heard.
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status HearLocked(uint32_t node, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A Loss is what follows from going on without a node, also if only for now: rounds that are
   // complete without it, and who is told, which is the node itself, if it is lost and still
   // listens.
@@ -318,12 +270,10 @@ class Job {
   const JoinRequest spec_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
-  const std::vector<Counter*> waited_for_;  // by node, as are the next two
-  const std::vector<Counter*> stale_updates_;
+  const std::vector<Counter*> waited_for_;  // by node, as is the next
   const std::vector<Counter*> late_;
   const TimePoint began_ = Now();
-  DeliveryTally delivered_;
-  const JobTrace trace_;
+  Delivery delivery_;
   SnapshotWriter* const snapshots_;         // null: none are kept
   const std::shared_ptr<const void> held_;  // keeps its snapshots
 
@@ -345,12 +295,9 @@ class Job {
   JobMemory memory_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
   uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
-  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;   // memory is reserved for them
+  Letters letters_ ABSL_GUARDED_BY(mutex_);
   // It may have snapshots, and memory is reserved for copies of weights.
   bool has_snapshots_ ABSL_GUARDED_BY(mutex_) = false;
-  // What letters take that have not been sent yet; shared with their payloads.
-  const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
-      std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace thalweg

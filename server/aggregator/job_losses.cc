@@ -56,7 +56,7 @@ void Job::Conclude(const Loss& loss) {
                                                                     loss.why.message()))));
   }
   for (const Completed& completed : loss.completed) {
-    if (const absl::Status status = Deliver(completed); !status.ok()) return Fail(status);
+    if (const absl::Status status = delivery_.Deliver(completed); !status.ok()) return Fail(status);
   }
 }
 

@@ -13,11 +13,11 @@ absl::Status Job::ReserveLocked() {
   const uint64_t windows = held + held / spec_.num_nodes * most_streams_;
   const uint64_t layouts = layouts_.bytes();
   const uint64_t resumption =
-      resumption_.bytes() + resumption_.num_missing() * MostBytesOfResultLocked();
+      resumption_.bytes() + resumption_.num_missing() * plan_.MostBytesOfResult();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t states =
       std::max(layouts_.state_bytes(), chunks_.bytes()) * (has_snapshots_ ? 2 : 1);
-  const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
+  const uint64_t letters = letters_.max_bytes();
   const absl::Status reserved = memory_.Reserve(windows + layouts + states + resumption + letters);
   if (reserved.ok()) return reserved;
   return absl::Status(

@@ -40,64 +40,6 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
   last.waited += alone;
 }
 
-void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
-                        const WorkTimes& times) {
-  const Duration fold_time = times.folded - times.begin;
-  const auto count = static_cast<double>(nodes);
-  const auto nonfinite = static_cast<double>(result.nonfinite_elems);
-  metrics_.rounds.Add(absl::StatusCode::kOk);
-  metrics_.nonfinite.Add(nonfinite);
-  if (nonfinite > 0) metrics_.nonfinite_rounds.Add();
-  metrics_.fold.Observe(ToSeconds(fold_time));
-  if (times.end > times.folded) {
-    metrics_.update.Observe(ToSeconds(times.end - times.folded));
-    delivered_.update_seconds.Add(ToSeconds(times.end - times.folded));
-  }
-  delivered_.rounds.Add();
-  delivered_.nonfinite.Add(nonfinite);
-  delivered_.fold_seconds.Add(ToSeconds(fold_time));
-  CountSent(count * static_cast<double>(result.payload.SizeBytes()), count * raw_bytes);
-}
-
-void Job::CountSent(double wire_bytes, double raw_bytes) {
-  metrics_.bytes_out.Add(wire_bytes);
-  metrics_.raw_bytes_out.Add(raw_bytes);
-  delivered_.wire_bytes.Add(wire_bytes);
-  delivered_.raw_bytes.Add(raw_bytes);
-}
-
-void Job::TraceRound(const Completed& completed, const AppliedUpdate& applied,
-                     const WorkTimes& times) const {
-  const RoundResult& result = applied.result;
-  TraceSubject what;
-  if (IsOneShot(result.id)) {
-    what.collective = absl::StrCat("collective ", result.id.round, " of group ",
-                                   result.id.bucket.generation, ", chunk ", result.id.chunk);
-  }
-  what.bucket = result.id.bucket;
-  what.chunk = {result.id.chunk, result.id.round, spec_.shard};
-  what.raw_bytes = static_cast<uint64_t>(completed.raw_bytes);
-  what.wire_bytes = result.payload.SizeBytes();
-  what.codec = Name(result.wire);
-  trace_.Work("fold", times.begin, times.folded, what);
-  TraceSubject updated = what;
-  const auto& rule = completed.update.rule;
-  if (rule != nullptr && (rule->has_own_rounds() || rule->ahead > 0)) {
-    updated.version = applied.version;
-  }
-  for (size_t i = 0; i < completed.round.rounds.size(); ++i) {
-    absl::StrAppend(&updated.pushes, i == 0 ? "" : " ", completed.round.nodes[i], ":",
-                    completed.round.rounds[i]);
-  }
-  what.last_node = completed.last_node;
-  if (completed.round.is_lone) updated.last_node = what.last_node;
-  if (times.end > times.folded) trace_.Work("update", times.folded, times.end, std::move(updated));
-  trace_.Work("deliver", times.end, Now(), what);
-  if (completed.round.is_lone) return;  // nobody waits
-  const Duration open = std::max(Duration::zero(), completed.round.open);
-  trace_.Wait("wait_for_slowest", completed.at - open, completed.at, std::move(what));
-}
-
 JobReport Job::Report(TimePoint now) {
   JobReport report;
   report.name = spec_.job;
@@ -108,11 +50,7 @@ JobReport Job::Report(TimePoint now) {
   report.shard = spec_.shard;
   report.num_shards = spec_.num_shards;
   report.round_timeout = spec_.round_timeout;
-  report.rounds_completed = static_cast<uint64_t>(delivered_.rounds.Value());
-  report.nonfinite_elems = static_cast<uint64_t>(delivered_.nonfinite.Value());
-  report.fold_time = FromSeconds(delivered_.fold_seconds.Value());
-  report.update_time = FromSeconds(delivered_.update_seconds.Value());
-  report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
+  delivery_.Report(&report);
   // allocate before taking the lock, which contributions need
   report.nodes.reserve(spec_.num_nodes);
   std::vector<std::shared_ptr<ServedNode>> sinks;  // by node

@@ -13,11 +13,6 @@
 
 namespace thalweg {
 
-absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
-  if (!request.resume) return absl::OkStatus();
-  return resumption_.Add(request.node, *request.resume);
-}
-
 absl::StatusOr<bool> Job::GathersAgainFor(const JoinRequest& request) {
   MutexLock lock(mutex_);
   const bool is_believed = request.resume && !spec_.identity.empty();
@@ -89,8 +84,7 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
   absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> sinks;
   {
     MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    members_.Hear(node, now);
+    THALWEG_RETURN_IF_ERROR(HearLocked(node, now));
     sinks = TakeSuppliedLocked(node, result);
   }
   if (!sinks.ok()) {
@@ -101,26 +95,10 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
   return absl::OkStatus();
 }
 
-uint64_t Job::MostBytesOfResultLocked() const {
-  // An update's results may be wider than what nodes contribute.
-  uint64_t most = 2 * plan_.flow().chunk_bytes;
-  for (const CodecSpec& codec : spec_.codec.Codecs()) {
-    if (codec.kind != CodecKind::kLossy) continue;
-    const WireFormat wire = LossyFormat(codec);
-    const LossyTraits traits = *FindLossy(wire);
-    const uint64_t scaled = std::min(traits.chunk_scale * plan_.flow().chunk_bytes, kMaxChunkBytes);
-    const uint64_t elems = traits.chunk_elems > 0
-                               ? traits.chunk_elems
-                               : std::max(plan_.flow().chunk_bytes, scaled) / sizeof(float);
-    most = std::max(most, MaxEncodedBytes(wire, elems));
-  }
-  return most;
-}
-
 absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked(
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
-  const uint64_t most = MostBytesOfResultLocked();
+  const uint64_t most = plan_.MostBytesOfResult();
   // The epoch stays that of the joining when nodes are lost. In a pull no worker contributes, and
   // in a group only some do.
   if (result.epoch != engine_.epoch() || result.workers > spec_.world_size || bytes > most ||

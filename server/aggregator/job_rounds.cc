@@ -1,4 +1,4 @@
-// This file holds the parts of Job through which a round goes: from contributions to its result.
+// This file holds the parts of Job that take contributions to rounds.
 #include <algorithm>
 #include <utility>
 
@@ -6,10 +6,32 @@
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
-#include "server/round/fold.h"
-#include "server/round/update.h"
 
 namespace thalweg {
+namespace {
+
+// Checks a contribution to a one-shot round, which has no layout, by itself.
+absl::Status CheckOneShot(const std::string& name, uint32_t node, const Contribution& contribution,
+                          uint64_t chunk_bytes) {
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  const auto refused = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(contribution.id), ": ", why));
+  };
+  if (GroupOf(contribution.id) == 0) return refused("the job as a whole has buckets only");
+  if (!IsDense(contribution.wire)) {
+    return refused(absl::StrCat(Name(contribution.wire), " is for buckets only"));
+  }
+  if (contribution.collective == kPull) return refused("only buckets have weights to pull");
+  if (!HasRightSize(node, contribution)) {
+    return refused(absl::StrCat(name, " gives ", bytes, " bytes for ", contribution.elems,
+                                " elements in ", Name(contribution.wire), " to '",
+                                ToString(contribution.collective), "'"));
+  }
+  if (bytes <= chunk_bytes) return absl::OkStatus();
+  return refused(absl::StrCat("chunks have at most ", chunk_bytes, " bytes, got ", bytes));
+}
+
+}  // namespace
 
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
   if (IsLetter(contribution.id)) return PassOn(node, std::move(contribution), now);
@@ -19,8 +41,7 @@ absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint
   absl::Status status;
   {
     MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    members_.Hear(node, now);
+    THALWEG_RETURN_IF_ERROR(HearLocked(node, now));
     sink = peers_[node].sink;
     if (!resumption_.Ask(node, contribution.id, &missed)) {
       auto taken = HoldLocked(node, std::move(contribution), now);
@@ -30,10 +51,40 @@ absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint
     UpdateMemoryLocked();
   }
   if (missed && sink != nullptr) sink->OnResult(*std::move(missed));
-  if (held.completed) status = Deliver(*held.completed);
-  if (status.ok() && held.asked) status = Answer(*held.asked);
+  if (held.completed) status = delivery_.Deliver(*held.completed);
+  if (status.ok() && held.asked) status = delivery_.Answer(*held.asked);
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);
+}
+
+absl::Status Job::PassOn(uint32_t node, Contribution letter, TimePoint now) {
+  const uint64_t bytes = letter.payload.SizeBytes();
+  std::shared_ptr<ServedNode> sink;
+  absl::Status status;
+  RoundResult result;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(HearLocked(node, now));
+    status = letters_.Check(members_.Name(node), node, letter, members_.epoch(),
+                            plan_.flow().chunk_bytes);
+    if (status.ok() && letters_.Begin()) status = ReserveLocked();
+    if (status.ok()) sink = peers_[letter.collective.to.node].sink;
+    // A receipt, which has no number, says nothing to a node that has left.
+    if (status.ok() && sink == nullptr && letter.id.round == 0) return absl::OkStatus();
+    if (status.ok() && sink == nullptr) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat(ToString(letter.id),
+                       " cannot arrive: ", members_.Name(letter.collective.to.node), " has left"));
+    }
+    if (status.ok()) result = letters_.Take(std::move(letter));
+  }
+  if (!status.ok()) {
+    Fail(status);
+    return OfJob(spec_.job, status);
+  }
+  delivery_.CountPassedOn(bytes);
+  sink->OnResult(std::move(result));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contribution, TimePoint now) {
@@ -43,7 +94,8 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
   const uint64_t bytes = contribution.payload.SizeBytes();
   LayoutRegistry::Known known{{}, {{contribution.wire}, static_cast<double>(bytes)}};
   if (is_one_shot) {
-    THALWEG_RETURN_IF_ERROR(CheckOneShotLocked(node, contribution));
+    THALWEG_RETURN_IF_ERROR(
+        CheckOneShot(members_.Name(node), node, contribution, plan_.flow().chunk_bytes));
   } else {
     THALWEG_ASSIGN_OR_RETURN(known, layouts_.Check(node, contribution));
   }
@@ -83,66 +135,14 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
   return held;
 }
 
-absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribution) const {
-  const uint64_t bytes = contribution.payload.SizeBytes();
-  const auto refused = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat(ToString(contribution.id), ": ", why));
-  };
-  if (GroupOf(contribution.id) == 0) return refused("the job as a whole has buckets only");
-  if (!IsDense(contribution.wire)) {
-    return refused(absl::StrCat(Name(contribution.wire), " is for buckets only"));
-  }
-  if (contribution.collective == kPull) return refused("only buckets have weights to pull");
-  if (!HasRightSize(node, contribution)) {
-    return refused(absl::StrCat(members_.Name(node), " gives ", bytes, " bytes for ",
-                                contribution.elems, " elements in ", Name(contribution.wire),
-                                " to '", ToString(contribution.collective), "'"));
-  }
-  if (bytes <= plan_.flow().chunk_bytes) return absl::OkStatus();
-  return refused(
-      absl::StrCat("chunks have at most ", plan_.flow().chunk_bytes, " bytes, got ", bytes));
+Delivery::Recipients::Audience Job::AudienceOf(const CompleteRound& round) {
+  MutexLock lock(mutex_);
+  return {members_.epoch(), SinksLocked(round.results), SinksLocked(round.receipts)};
 }
 
-absl::Status Job::Deliver(const Completed& completed) {
-  const CompleteRound& round = completed.round;
-  if (!round.answers.empty() && round.payloads.empty()) return GiveWeights(completed);
-  uint64_t epoch = 0;
-  std::vector<std::shared_ptr<ServedNode>> sinks, others;
-  {
-    MutexLock lock(mutex_);
-    epoch = members_.epoch();
-    sinks = SinksLocked(round.results);
-    others = SinksLocked(round.receipts);
-  }
-  WorkTimes times;
-  times.begin = Now();
-  AppliedUpdate applied;
-  RoundResult& result = applied.result;
-  THALWEG_ASSIGN_OR_RETURN(result, FoldRound(round, epoch, completed.state.get()));
-  times.folded = Now();
-  const LayoutRegistry::Update& update = completed.update;
-  if (completed.step != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(applied, Update(completed, result));
-  } else if (update.rule != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, *update.pieces, *completed.state));
-  }
-  if (round.is_lone) result.workers = spec_.world_size;  // nobody is missing
-  times.end = update.rule == nullptr ? times.folded : Now();
-  // Sums stand for no gradient.
-  const bool has_sums = update.rule != nullptr && result.wire == WireFormat::kFloat64;
-  CountDelivery(result, has_sums ? 0 : completed.raw_bytes, sinks.size(), times);
-  for (const auto& sink : sinks) sink->OnResult(result);
-  if (!others.empty()) {
-    RoundResult receipt = result;
-    receipt.payload = Payload();
-    for (const auto& sink : others) sink->OnResult(receipt);
-  }
-  for (const auto& [node, number] : round.answers) {
-    Send({node, number}, applied, completed.raw_bytes);
-  }
-  if (applied.version != 0) AnswerAsks(completed, applied);
-  if (trace_) TraceRound(completed, applied, times);
-  return absl::OkStatus();
+std::shared_ptr<ServedNode> Job::Find(uint32_t node) {
+  MutexLock lock(mutex_);
+  return peers_[node].sink;
 }
 
 std::vector<std::shared_ptr<ServedNode>> Job::SinksLocked(

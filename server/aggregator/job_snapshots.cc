@@ -28,6 +28,35 @@ absl::Status OfOtherWeights(const SnapshotHeader& header, const std::string& wha
       absl::StrCat(ToString(header.id), " is of other weights: ", what));
 }
 
+// Returns why a snapshot is not of the weights of which the other header would be.
+absl::Status CheckSameWeights(const SnapshotHeader& ours, const SnapshotHeader& header) {
+  const auto other = [&](const std::string& what) { return OfOtherWeights(header, what); };
+  if (header.shard != ours.shard || header.num_shards != ours.num_shards ||
+      header.chunk_bytes != ours.chunk_bytes) {
+    return other(absl::StrCat("expected shard ", ours.shard, " of ", ours.num_shards,
+                              " with chunks of ", ours.chunk_bytes, " bytes, got shard ",
+                              header.shard, " of ", header.num_shards, " with ",
+                              header.chunk_bytes));
+  }
+  for (const auto& [id, description] : ours.buckets) {
+    const auto known = header.buckets.find(id);
+    if (known == header.buckets.end()) {
+      return other(absl::StrCat("it has no bucket ", ToString(id)));
+    }
+    if (known->second != description) {
+      return other(
+          absl::StrCat("bucket ", ToString(id), ": ", Difference(description, known->second)));
+    }
+  }
+  // Its chunks have the memory of this job's.
+  for (const auto& [id, description] : header.buckets) {
+    if (!ours.buckets.contains(id)) {
+      return other(absl::StrCat("it also has bucket ", ToString(id)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Job::LostWeights() const {
@@ -77,12 +106,20 @@ absl::Status Job::HaveSnapshotsLocked() {
   return status;
 }
 
-absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
+SnapshotHeader Job::HeaderLocked(const SnapshotId& id) const {
   SnapshotHeader header{.job = spec_.job,
                         .identity = spec_.identity,
-                        .id = call.id,
+                        .id = id,
                         .shard = spec_.shard,
                         .num_shards = spec_.num_shards};
+  header.chunk_bytes = plan_.flow().chunk_bytes;
+  header.shares = plan_.shares().shares;
+  header.buckets = layouts_.DescribeUpdated();
+  return header;
+}
+
+absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
+  SnapshotHeader header;
   // A call that is repeated returns only when the first one has marked the weights of this step.
   MutexLock taking(taking_);
   std::vector<ChunkStates::Chunk> chunks;
@@ -90,9 +127,7 @@ absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
     MutexLock lock(mutex_);
     if (spec_.resume) return LostWeights();
     THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
-    header.chunk_bytes = plan_.flow().chunk_bytes;
-    header.shares = plan_.shares().shares;
-    header.buckets = layouts_.DescribeUpdated();
+    header = HeaderLocked(call.id);
     chunks = chunks_.All();
   }
   std::erase_if(chunks, [](const ChunkStates::Chunk& chunk) {
@@ -121,7 +156,7 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   THALWEG_RETURN_IF_ERROR(header.status());
   {
     MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(CheckOursLocked(*header));
+    THALWEG_RETURN_IF_ERROR(CheckSameWeights(HeaderLocked(id), *header));
     THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
   }
   THALWEG_ASSIGN_OR_RETURN(Snapshot snapshot, folder.Read(spec_.identity, id));
@@ -141,36 +176,9 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   return absl::OkStatus();
 }
 
-absl::Status Job::CheckOursLocked(const SnapshotHeader& header) const {
-  const auto other = [&](const std::string& what) { return OfOtherWeights(header, what); };
-  if (header.shard != spec_.shard || header.num_shards != spec_.num_shards ||
-      header.chunk_bytes != plan_.flow().chunk_bytes) {
-    return other(absl::StrCat("expected shard ", spec_.shard, " of ", spec_.num_shards,
-                              " with chunks of ", plan_.flow().chunk_bytes, " bytes, got shard ",
-                              header.shard, " of ", header.num_shards, " with ",
-                              header.chunk_bytes));
-  }
-  const auto ours = layouts_.DescribeUpdated();
-  for (const auto& [id, description] : ours) {
-    const auto known = header.buckets.find(id);
-    if (known == header.buckets.end()) {
-      return other(absl::StrCat("it has no bucket ", ToString(id)));
-    }
-    if (known->second != description) {
-      return other(
-          absl::StrCat("bucket ", ToString(id), ": ", Difference(description, known->second)));
-    }
-  }
-  // Its chunks have the memory of this job's.
-  for (const auto& [id, description] : header.buckets) {
-    if (!ours.contains(id)) return other(absl::StrCat("it also has bucket ", ToString(id)));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
     const Snapshot& snapshot) {
-  THALWEG_RETURN_IF_ERROR(CheckOursLocked(snapshot.header));
+  THALWEG_RETURN_IF_ERROR(CheckSameWeights(HeaderLocked(snapshot.header.id), snapshot.header));
   std::vector<std::shared_ptr<ChunkState>> places;
   for (const SnapshotChunk& chunk : snapshot.chunks) {
     THALWEG_ASSIGN_OR_RETURN(const auto size, layouts_.SizeOfWeights(chunk.bucket, chunk.chunk));

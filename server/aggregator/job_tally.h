@@ -4,7 +4,6 @@
 #include <map>
 
 #include "core/exchange/shard_report.h"
-#include "server/base/metrics.h"
 #include "server/round/layout_registry.h"
 
 namespace thalweg {
@@ -16,16 +15,6 @@ struct JobTally {
   uint64_t rounds_lost = 0;
   Duration wait_time{};
   std::map<LayoutRegistry::Kind, Volume> received;
-};
-
-// A DeliveryTally is written without a lock by the threads that deliver rounds.
-struct DeliveryTally {
-  Counter rounds;
-  Counter nonfinite;
-  Counter fold_seconds;
-  Counter update_seconds;
-  Counter raw_bytes;
-  Counter wire_bytes;
 };
 
 }  // namespace thalweg

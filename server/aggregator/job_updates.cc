@@ -17,7 +17,10 @@ absl::Status Job::FindStateLocked(Completed& completed) {
   const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
   if (completed.update.rule != nullptr) {
     if (is_new) return NoWeights(id);
-    THALWEG_RETURN_IF_ERROR(FindStepLocked(completed));
+    if (const uint64_t number = completed.round.settings; number != 0) {
+      THALWEG_ASSIGN_OR_RETURN(completed.step, SettingsLocked(id, number));
+      THALWEG_RETURN_IF_ERROR(CheckFits(*completed.step, *completed.update.rule));
+    }
   }
   THALWEG_ASSIGN_OR_RETURN(completed.state,
                            StateLocked(id.bucket, id.chunk, completed.round.elems));
@@ -37,13 +40,6 @@ absl::StatusOr<std::shared_ptr<const UpdateStep>> Job::SettingsLocked(const Roun
   if (spec_.resume) return LostWeights();
   return absl::FailedPreconditionError(
       absl::StrCat(ToString(id), " names settings ", number, ", which are not known"));
-}
-
-absl::Status Job::FindStepLocked(Completed& completed) {
-  const uint64_t number = completed.round.settings;
-  if (number == 0) return absl::OkStatus();
-  THALWEG_ASSIGN_OR_RETURN(completed.step, SettingsLocked(completed.round.id, number));
-  return CheckFits(*completed.step, *completed.update.rule);
 }
 
 absl::StatusOr<std::shared_ptr<ChunkState>> Job::StateLocked(BucketId bucket, uint32_t chunk,

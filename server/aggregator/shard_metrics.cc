@@ -105,6 +105,12 @@ Counter& ShardMetrics::Late(uint32_t node) const {
                 node);
 }
 
+std::vector<Counter*> ShardMetrics::ByNode(CounterOf counter, uint32_t num_nodes) const {
+  std::vector<Counter*> counters;
+  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&(this->*counter)(node));
+  return counters;
+}
+
 void ShardMetrics::CountStaleness(uint64_t staleness) const {
   staleness_[std::min<size_t>(std::bit_width(staleness), staleness_.size() - 1)]->Add();
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "core/exchange/shard_report.h"
 #include "server/base/metrics.h"
@@ -25,6 +26,9 @@ struct ShardMetrics {
   Counter& StaleUpdates(uint32_t node) const;
   // Returns how many chunks of this node have come when a quorum's update was over; named likewise.
   Counter& Late(uint32_t node) const;
+  // Returns one of these for each of the first nodes.
+  using CounterOf = Counter& (ShardMetrics::*)(uint32_t node) const;
+  std::vector<Counter*> ByNode(CounterOf counter, uint32_t num_nodes) const;
   // Counts a contribution, of a chunk, of this staleness.
   void CountStaleness(uint64_t staleness) const;
 

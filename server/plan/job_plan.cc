@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/protocol.h"
+
 namespace thalweg {
 
 JobPlan::JobPlan(const JoinRequest& first, uint32_t max_window_chunks)
@@ -32,6 +34,22 @@ void JobPlan::Choose() {
 void JobPlan::Keep(uint64_t chunk_bytes, const std::vector<uint32_t>& shares) {
   flow_.chunk_bytes = chunk_bytes;
   if (shares.size() == shares_.shares.size()) shares_.shares = shares;
+}
+
+uint64_t JobPlan::MostBytesOfResult() const {
+  // An update's results may be wider than what nodes contribute.
+  uint64_t most = 2 * flow_.chunk_bytes;
+  for (const CodecSpec& codec : first_.codec.Codecs()) {
+    if (codec.kind != CodecKind::kLossy) continue;
+    const WireFormat wire = LossyFormat(codec);
+    const LossyTraits traits = *FindLossy(wire);
+    const uint64_t scaled = std::min(traits.chunk_scale * flow_.chunk_bytes, kMaxChunkBytes);
+    const uint64_t elems = traits.chunk_elems > 0
+                               ? traits.chunk_elems
+                               : std::max(flow_.chunk_bytes, scaled) / sizeof(float);
+    most = std::max(most, MaxEncodedBytes(wire, elems));
+  }
+  return most;
 }
 
 Terms JobPlan::TermsOf(uint64_t epoch) const {

@@ -31,6 +31,8 @@ class JobPlan {
   // These are empty until Choose.
   const FlowPlan& flow() const { return flow_; }
   const SharePlan& shares() const { return shares_; }
+  // Returns how large a result may be, in bytes.
+  uint64_t MostBytesOfResult() const;
   // Returns what nodes are told, without what differs by node and the shard's weight.
   Terms TermsOf(uint64_t epoch) const;
 

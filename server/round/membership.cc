@@ -96,6 +96,12 @@ std::vector<LostNode> Members::Lost() const {
   return lost;
 }
 
+absl::Status Members::Hear(uint32_t node, TimePoint now) {
+  const absl::Status active = CheckActive(node);
+  if (active.ok()) nodes_[node].last_heard = now;
+  return active;
+}
+
 absl::Status Members::CheckActive(uint32_t node) const {
   if (!IsComplete()) return absl::FailedPreconditionError("the job is not complete yet");
   const Node& member = nodes_[node];

@@ -65,8 +65,8 @@ class Members {
   // waited for each other and could send nothing.
   void Begin(TimePoint now);
 
-  // The node has sent something.
-  void Hear(uint32_t node, TimePoint now) { nodes_[node].last_heard = now; }
+  // The node has sent something. Errors as CheckActive.
+  absl::Status Hear(uint32_t node, TimePoint now);
   // Returns whether the job has begun, and a present node has been heard of since, or could not
   // yet: the first heartbeats are due.
   bool IsInUse(TimePoint now) const;
