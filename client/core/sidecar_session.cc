@@ -286,7 +286,7 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
         " has not answered for ", ToSeconds(options_.timeout), " s; collectives are in flight"));
   }
   for (auto& [index, entry] : buckets_) {
-    Bucket& bucket = *entry.second;
+    SessionBucket& bucket = *entry.second;
     if (bucket.callback.done == nullptr) continue;
     if (bucket.result != nullptr) {
       // A large bucket on a slow network is alive as long as chunks come back.
@@ -313,7 +313,7 @@ bool SidecarSession::SetFailed(const absl::Status& why) {
     status_ = why;
     for (auto& [index, entry] : buckets_) {
       if (entry.second->callback.done == nullptr) continue;
-      Callback callback = std::exchange(entry.second->callback, {});
+      SessionCallback callback = std::exchange(entry.second->callback, {});
       // The gradient's memory is used until the caller has been told.
       completions_.Add(callback.lane,
                        [done = std::move(callback.done), why,

@@ -15,6 +15,7 @@
 #include "client/core/device_path.h"
 #include "client/core/fork_guard.h"
 #include "client/core/session.h"
+#include "client/core/session_bucket.h"
 #include "client/core/state_calls.h"
 #include "core/base/mutex.h"
 #include "core/base/status_macros.h"
@@ -89,7 +90,8 @@ class SidecarSession : public Session {
     return states_.Snapshots({action, id});
   }
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
-    Start(id, gradient, std::move(notes), {std::move(done), CallOn::kCompletionThread});
+    Start(id, gradient, std::move(notes),
+          {std::move(done), SessionCallback::On::kCompletionThread});
   }
   void Pull(BucketId id, uint64_t settings, Done done) override {
     StartWithoutGradient(id, settings, UpdateRound::kPull, std::move(done));
@@ -124,56 +126,10 @@ class SidecarSession : public Session {
  private:
   // Returns an error in a forked child.
   absl::Status CheckProcess() const;
-  // Foreign code runs on the completion thread; our own callbacks, which only wake a waiter, may
-  // run on the progress thread.
-  enum class CallOn { kCompletionThread, kProgressThread };
-  struct Callback {
-    Done done;
-    CallOn thread = CallOn::kCompletionThread;
-    int lane = 0;  // of completions_
-  };
-  struct Bucket {
-    BucketLayout layout;
-    bool has_update = false;
-    uint64_t elems = 0;
-    ChunkPlan plan;
-    DType dtype = DType::kFloat32;
-    DType share = DType::kFloat32;       // element type in `input`
-    std::shared_ptr<BucketArena> input;  // shared with copies in flight
-    // The results handed out share ownership; they may outlive the bucket's layout.
-    std::shared_ptr<const BucketArena> result;
-    uint64_t round = 0;
-    uint64_t loaded_at = 0;  // the last round before a codec's state was loaded
-    Callback callback;       // set while a round is in flight
-    // These six are for the sidecar's next process.
-    bool is_announced = false;  // to the process of the moment
-    ipc::Placed placed;
-    ipc::CodecMemory codec_memory;
-    std::shared_ptr<const UniqueFd> codec_memory_fd;  // null: none has come
-    uint64_t nonfinite_elems = 0;                     // of the last result
-    ipc::Submit submit;                               // of the round in flight
-    // These two exist only in a session with a device: its view of the arenas, and what is in
-    // flight.
-    std::shared_ptr<DevicePath::Lane> lane;
-    // lane of the last layout, until the sidecar answers
-    std::shared_ptr<DevicePath::Lane> old_lane;
-    DeviceGradient gradient;
-    TimePoint submitted;
-    TimePoint filled;          // when traced: the gradient is in the arena, or its copy is queued
-    uint32_t chunks_seen = 0;  // finished by the sidecar, at the last check
-  };
-
-  // A Landing is a result that still has to go to a device's memory, if any.
-  struct Landing {
-    std::shared_ptr<DevicePath::Lane> lane;
-    std::shared_ptr<const BucketArena> result;
-    DeviceGradient gradient;
-  };
-
   // Names a round in flight, and through which connection to announce it; null: the session is
   // away, and will do so when it has returned.
   struct Begun {
-    Bucket* bucket = nullptr;
+    SessionBucket* bucket = nullptr;
     std::shared_ptr<Connection> connection;
   };
 
@@ -181,7 +137,8 @@ class SidecarSession : public Session {
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
   absl::Status Announce(BucketId id, const BucketLayout& layout,
                         const std::optional<UpdateRule>& update);
-  void Start(BucketId id, std::span<const std::byte> gradient, Notes notes, Callback callback);
+  void Start(BucketId id, std::span<const std::byte> gradient, Notes notes,
+             SessionCallback callback);
   std::shared_ptr<Connection> connection() const {
     MutexLock lock(mutex_);
     return connection_;
@@ -198,7 +155,7 @@ class SidecarSession : public Session {
   // `gradient` is null for a gradient in host memory; `bytes` is its size in either case, and
   // absent where there is none. `submit` needs no round.
   absl::StatusOr<Begun> BeginRound(ipc::Submit submit, std::optional<size_t> bytes,
-                                   DeviceGradient* gradient, Callback& callback);
+                                   DeviceGradient* gradient, SessionCallback& callback);
   void Refuse(Done done, absl::Status why);
   void StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind, Done done);
   template <typename Call>
@@ -206,10 +163,10 @@ class SidecarSession : public Session {
   // Fails all collectives if the session has failed.
   void FailCollectives();
   absl::Status CheckIdle() const;
-  void CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient);
+  void CopyIn(BucketId id, SessionBucket& bucket, std::span<const std::byte> gradient);
   // Traces that the gradient has been copied since `start`; called before anyone is told.
-  void TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start);
-  TraceSubject Describe(BucketId id, const Bucket& bucket) const;
+  void TraceCopyIn(BucketId id, SessionBucket& bucket, TimePoint start);
+  TraceSubject Describe(BucketId id, const SessionBucket& bucket) const;
   void ProgressLoop();
   absl::Status Handle(Received received);
   absl::Status HandleCollective(Received received);  // what concerns collectives
@@ -238,7 +195,7 @@ class SidecarSession : public Session {
   void Fail(const absl::Status& why);
   // Calls SetFailed for a reason that the sidecar does not know yet, and tells the sidecar.
   void FailForAll(const absl::Status& why);
-  absl::StatusOr<ReducedBucket> Land(const Landing& landing);
+  absl::StatusOr<ReducedBucket> Land(const SessionLanding& landing);
   // When sidecar and worker have opened each other's memory, neither may free its own before the
   // other has closed it: the worker first closes the result, then leaves, and the sidecar closes
   // what it has opened before it hangs up. After a failure, or with rounds in flight, the device's
@@ -268,7 +225,8 @@ class SidecarSession : public Session {
   bool sidecar_hung_up_ ABSL_GUARDED_BY(mutex_) = false;
   // Buckets are stored by index. The one Submit that fills a bucket uses its memory without the
   // lock.
-  std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::pair<BucketId, std::unique_ptr<SessionBucket>>> buckets_
+      ABSL_GUARDED_BY(mutex_);
   SessionStats stats_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);  // of the buckets in flight
   TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);  // from the sidecar, which is silent without any

@@ -12,14 +12,14 @@ namespace thalweg {
 
 void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes,
                                       Done done) {
-  Callback callback{std::move(done), CallOn::kCompletionThread};
+  SessionCallback callback{std::move(done), SessionCallback::On::kCompletionThread};
   ipc::Submit submit{.id = id, .unused = std::move(notes.unused), .settings = notes.settings};
   const auto begun = BeginRound(std::move(submit), gradient.bytes.size(), &gradient, callback);
   if (!begun.ok()) {
     Refuse(std::move(callback.done), begun.status());
     return;
   }
-  Bucket& bucket = *begun->bucket;
+  SessionBucket& bucket = *begun->bucket;
   std::shared_ptr<DevicePath::Lane> lane;
   {
     MutexLock lock(mutex_);
@@ -41,7 +41,7 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Note
   if (!sent.ok()) Fail(sent);
 }
 
-absl::StatusOr<ReducedBucket> SidecarSession::Land(const Landing& landing) {
+absl::StatusOr<ReducedBucket> SidecarSession::Land(const SessionLanding& landing) {
   const auto fetch = [&]() -> absl::StatusOr<DeviceEvent> {
     // The device is bound each time, because the last callback may have changed the thread's
     // device.

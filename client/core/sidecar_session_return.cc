@@ -65,7 +65,7 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
   if (!UsesArenas()) return no("gradients were in the memory of a GPU that it had opened");
   if (collectives_.has_groups()) return no("its groups' collectives are lost");
   for (const auto& [index, entry] : buckets_) {
-    const Bucket& bucket = *entry.second;
+    const SessionBucket& bucket = *entry.second;
     if (bucket.has_update) return no("aggregators keep its weights");
     // In its first round, other buckets of that layout have perhaps not been announced.
     if (entry.first.generation > 0 && bucket.round < 2) {
@@ -151,7 +151,7 @@ absl::Status SidecarSession::AwaitWelcome(Connection& connection, TimePoint dead
 absl::Status SidecarSession::GoOn(std::shared_ptr<Connection> connection) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
-  std::vector<const Bucket*> in_flight;
+  std::vector<const SessionBucket*> in_flight;
   for (auto& [index, entry] : buckets_) {
     auto& [id, bucket] = entry;
     if (!std::exchange(bucket->is_announced, true)) {
@@ -166,9 +166,10 @@ absl::Status SidecarSession::GoOn(std::shared_ptr<Connection> connection) {
     THALWEG_RETURN_IF_ERROR(connection->Send(ipc::Precision{stats_.loss_scale, 0}));
   }
   // All nodes take buckets in the same order.
-  std::sort(in_flight.begin(), in_flight.end(),
-            [](const Bucket* a, const Bucket* b) { return a->submitted < b->submitted; });
-  for (const Bucket* bucket : in_flight) {
+  std::sort(in_flight.begin(), in_flight.end(), [](const SessionBucket* a, const SessionBucket* b) {
+    return a->submitted < b->submitted;
+  });
+  for (const SessionBucket* bucket : in_flight) {
     THALWEG_RETURN_IF_ERROR(connection->Send(bucket->submit));
   }
   if (states_.awaits_codec_state()) {

@@ -33,7 +33,7 @@ void Count(const ipc::Complete& m, SessionStats* stats) {
 absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
                                       const std::optional<UpdateRule>& update) {
   THALWEG_RETURN_IF_ERROR(CheckProcess());
-  auto bucket = std::make_unique<Bucket>();
+  auto bucket = std::make_unique<SessionBucket>();
   bucket->layout = layout;
   bucket->has_update = update.has_value();
   bucket->elems = layout.Elems();
@@ -56,7 +56,7 @@ absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
   }
   const int fd = bucket->input->fd();
   // The last layout's bucket is freed without the lock, because the device may have to wait.
-  std::pair<BucketId, std::unique_ptr<Bucket>> replaced = {id, std::move(bucket)};
+  std::pair<BucketId, std::unique_ptr<SessionBucket>> replaced = {id, std::move(bucket)};
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
@@ -83,13 +83,13 @@ absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
   const auto set = [outcome](absl::StatusOr<ReducedBucket> reduced) {
     outcome->set_value(std::move(reduced));
   };
-  Start(id, gradient, /*notes=*/{}, {set, CallOn::kProgressThread});
+  Start(id, gradient, /*notes=*/{}, {set, SessionCallback::On::kProgressThread});
   // The wait is bounded: a session fails rounds in flight after its timeout.
   return outcome->get_future().get();
 }
 
 void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Notes notes,
-                           Callback callback) {
+                           SessionCallback callback) {
   ipc::Submit submit{.id = id,
                      .unused = std::move(notes.unused),
                      .settings = notes.settings,
@@ -99,7 +99,7 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Not
     Refuse(std::move(callback.done), begun.status());
     return;
   }
-  Bucket& bucket = *begun->bucket;
+  SessionBucket& bucket = *begun->bucket;
   // A bucket of several chunks is announced before it is copied, so that the sidecar works on the
   // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = bucket.plan.Count() == 1;
@@ -114,7 +114,7 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Not
 
 void SidecarSession::StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind,
                                           Done done) {
-  Callback callback{std::move(done), CallOn::kCompletionThread};
+  SessionCallback callback{std::move(done), SessionCallback::On::kCompletionThread};
   const auto begun =
       BeginRound({.id = id, .settings = settings, .kind = kind}, std::nullopt, nullptr, callback);
   if (!begun.ok()) return Refuse(std::move(callback.done), begun.status());
@@ -131,7 +131,7 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
 absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit submit,
                                                                  std::optional<size_t> bytes,
                                                                  DeviceGradient* gradient,
-                                                                 Callback& callback) {
+                                                                 SessionCallback& callback) {
   const BucketId id = submit.id;
   THALWEG_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
@@ -147,7 +147,7 @@ absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit sub
     return absl::FailedPreconditionError(
         absl::StrCat("bucket ", ToString(id), " is not registered"));
   }
-  Bucket& bucket = *found->second.second;
+  SessionBucket& bucket = *found->second.second;
   if (bytes && *bytes != bucket.elems * SizeOf(bucket.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id), " has ",
                                                    bucket.elems * SizeOf(bucket.dtype),
@@ -172,7 +172,8 @@ absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit sub
   return Begun{&bucket, is_away_ ? nullptr : connection_};
 }
 
-void SidecarSession::CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient) {
+void SidecarSession::CopyIn(BucketId id, SessionBucket& bucket,
+                            std::span<const std::byte> gradient) {
   const TimePoint start = Now();
   const uint32_t chunks = bucket.plan.Count();
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
@@ -192,7 +193,7 @@ absl::Status SidecarSession::OnReady(const ipc::BucketReady& ready, UniqueFd fd)
   const auto found = buckets_.find(ready.id.index);
   // The message answers a layout that has been replaced in the meantime.
   if (found == buckets_.end() || found->second.first != ready.id) return absl::OkStatus();
-  Bucket& bucket = *found->second.second;
+  SessionBucket& bucket = *found->second.second;
   const uint64_t bytes = UsesArenas() ? bucket.elems * SizeOf(bucket.dtype) : 0;
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), bytes));
   if (bucket.lane != nullptr) {
@@ -228,7 +229,7 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
                                                    " of bucket ", ToString(m.id),
                                                    ", which is not in flight"));
   }
-  Bucket& bucket = *found->second.second;
+  SessionBucket& bucket = *found->second.second;
   const TimePoint now = Now();
   last_progress_ = now;
   bucket.nonfinite_elems = m.nonfinite_elems;
@@ -238,15 +239,15 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
   reduced.nonfinite_elems = m.nonfinite_elems;
   reduced.squares = m.squares;
-  Callback callback = std::exchange(bucket.callback, {});
-  std::optional<Landing> landing;
+  SessionCallback callback = std::exchange(bucket.callback, {});
+  std::optional<SessionLanding> landing;
   if (bucket.lane != nullptr) {
     landing = {bucket.lane, bucket.result, std::exchange(bucket.gradient, {})};
   }
   std::optional<TraceSubject> what;
   if (trace_) what = Describe(m.id, bucket);
   if (what) trace_.Wait("wait", bucket.filled, now, *what);
-  if (callback.thread == CallOn::kProgressThread) {
+  if (callback.thread == SessionCallback::On::kProgressThread) {
     callback.done(std::move(reduced));
     if (what) trace_.Work("copy_out", now, Now(), *std::move(what));
   } else {

@@ -4,14 +4,14 @@
 
 namespace thalweg {
 
-void SidecarSession::TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start) {
+void SidecarSession::TraceCopyIn(BucketId id, SessionBucket& bucket, TimePoint start) {
   const TimePoint end = Now();
   trace_.Work("copy_in", start, end, Describe(id, bucket));
   MutexLock lock(mutex_);
   bucket.filled = end;
 }
 
-TraceSubject SidecarSession::Describe(BucketId id, const Bucket& bucket) const {
+TraceSubject SidecarSession::Describe(BucketId id, const SessionBucket& bucket) const {
   TraceSubject what;
   what.bucket = id;
   what.round = bucket.round;
