@@ -57,16 +57,15 @@ absl::Status RemoteMember::MakeGroup(const Group& group, TimePoint deadline) {
 }
 
 absl::Status RemoteMember::Contribute(Contribution contribution) {
-  return Send(HeaderOf(contribution), contribution.payload);
+  const std::shared_ptr<ShardStreams> streams = this->streams();
+  if (streams == nullptr) return HasLeft();
+  return streams->Send(HeaderOf(contribution), contribution.payload);
 }
 
 absl::Status RemoteMember::Supply(RoundResult result) {
-  return Send(HeaderOf(result), result.payload);
-}
-
-absl::Status RemoteMember::Send(const ChunkHeader& header, const Payload& payload) {
   const std::shared_ptr<ShardStreams> streams = this->streams();
-  return streams == nullptr ? HasLeft() : streams->Send(header, payload);
+  if (streams == nullptr) return HasLeft();
+  return streams->Send(HeaderOf(result), result.payload);
 }
 
 absl::StatusOr<std::vector<float>> RemoteMember::ReadResidual(BucketId bucket, uint32_t chunk,

@@ -49,7 +49,6 @@ class RemoteMember final : public Member {
   template <typename Request, typename Response>
   absl::Status Read(ControlClient::Method<Request, Response> method, Request request,
                     Response* response, TimePoint deadline);
-  absl::Status Send(const ChunkHeader& header, const Payload& payload);
   // Returns null when the node has left.
   std::shared_ptr<ShardStreams> streams();
 

@@ -93,23 +93,21 @@ absl::Status ShardStreams::Send(ChunkHeader header, const Payload& payload) {
         absl::StrCat("a chunk of ", payload_bytes, " bytes, expected at most ", kMaxPayloadBytes));
   }
   counters_.sent.Add(static_cast<double>(payload_bytes));
-  Queue(index, EncodeChunk(header, payload));
-  return absl::OkStatus();
-}
-
-void ShardStreams::Queue(uint32_t index, grpc::ByteBuffer&& frame) {
+  grpc::ByteBuffer frame = EncodeChunk(header, payload);
   std::shared_ptr<ClientStream> stream;
   WriteQueue::Turn turn;
   {
     MutexLock lock(mutex_);
-    if (is_closed_) return;  // the failure has been reported, or the node is leaving
+    // The failure has been reported, or the node is leaving.
+    if (is_closed_) return absl::OkStatus();
     Lane& lane = lanes_[index];
     if (is_resumable()) lane.sent.Add(frame);
-    if (!lane.is_live) return;
+    if (!lane.is_live) return absl::OkStatus();  // it is sent when the stream has resumed
     stream = lane.stream;
     turn = stream->Queue(std::move(frame));
   }
   stream->Take(turn);
+  return absl::OkStatus();
 }
 
 void ShardStreams::Detach() {

@@ -99,9 +99,6 @@ class ShardStreams {
   bool is_resumable() const { return options_.grace > Duration::zero(); }
   // Returns a signed open frame.
   OpenFrame OpenFor(uint32_t index, const Lane& lane) const;
-  // Queues the frame on its stream, or keeps it until the stream has resumed.
-  void Queue(uint32_t index, grpc::ByteBuffer&& frame);
-
   absl::Status Handle(uint32_t index, grpc::ByteBuffer&& bytes);
   absl::Status HandleChunk(uint32_t index, ChunkFrame&& chunk);
   absl::Status HandleResumed(uint32_t index, const ResumedFrame& resumed);
