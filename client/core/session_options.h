@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,9 @@ struct SessionOptions {
   std::string secret = {};  // of the job, as 64 hexadecimal digits; empty: it has none
   // The device that holds the gradients; null: the host's memory. Queued work shares its ownership.
   std::shared_ptr<DeviceRuntime> device = nullptr;
+  // Called when too little of its memory is left: frees what the process only keeps for later. May
+  // be null.
+  std::function<void()> free_device_memory = nullptr;
   std::shared_ptr<TraceWriter> trace = nullptr;  // nothing is traced when null
 };
 

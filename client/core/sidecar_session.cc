@@ -223,7 +223,9 @@ absl::Status SidecarSession::Handle(Received received) {
     return absl::OkStatus();
   }
   if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {
-    return OnReady(*ready, std::move(received.fd));
+    const absl::Status status = OnReady(*ready, std::move(received.fd));
+    if (!status.ok()) FailForAll(status);  // the sidecar does not know it
+    return status;
   }
   if (const auto* state = std::get_if<ipc::CodecState>(&received.message)) {
     return states_.OnCodecState(*state, std::move(received.fd));

@@ -50,8 +50,13 @@ absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
   bucket->input = std::make_shared<BucketArena>(std::move(arena));
   ipc::RegisterBucket message{id, layout, {}, update};
   if (path_ != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(bucket->lane,
-                             path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share)));
+    auto lane = path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share));
+    if (absl::IsResourceExhausted(lane.status()) && options_.free_device_memory != nullptr) {
+      options_.free_device_memory();
+      lane = path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share));
+    }
+    THALWEG_RETURN_IF_ERROR(lane.status());
+    bucket->lane = *std::move(lane);
     message.memory = bucket->lane->memory();
   }
   const int fd = bucket->input->fd();

@@ -68,14 +68,17 @@ class Numbers {
 const std::byte* FusedDeviceTensors::Sent::Send(std::span<const std::byte> bytes,
                                                 at::Device device) {
   if (!memory_.defined() || !std::equal(bytes.begin(), bytes.end(), bytes_.begin(), bytes_.end())) {
-    bytes_.assign(bytes.begin(), bytes.end());
     // Nothing writes to this host memory before the copy is done, so nothing has to wait for the
     // copy.
     const at::Tensor host =
         at::empty({static_cast<int64_t>(bytes.size())},
                   at::TensorOptions().dtype(at::kByte).pinned_memory(!device.is_cpu()));
     std::copy(bytes.begin(), bytes.end(), FirstByteOf(host));
-    memory_ = host.to(device, /*non_blocking=*/true);
+    at::Tensor memory = host.to(device, /*non_blocking=*/true);
+    // Both or neither: the next try after an error must not take the last step's table.
+    std::vector<std::byte> sent(bytes.begin(), bytes.end());
+    memory_ = std::move(memory);
+    bytes_ = std::move(sent);
   }
   return FirstByteOf(memory_);
 }

@@ -1,4 +1,5 @@
 // This is the extension module thalweg._C, whose contract _C.pyi states in Python terms.
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
@@ -85,6 +86,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
   c10::OptionalDeviceGuard guard;
   if (cuda_device.has_value()) {
     options.device = OrThrow(OpenCudaDevice(*cuda_device));
+    options.free_device_memory = [] { at::accelerator::emptyCache(); };
     guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(*cuda_device)));
   }
   return OrThrow(WithoutGil([&] { return Session::Connect(options); }));

@@ -117,6 +117,7 @@ JoinRequest NodeEntry::MakeRequest() const {
 void NodeEntry::OpenBuckets(uint64_t chunk_bytes) {
   const ipc::Hello& spec = parts_.spec;
   BucketTerms terms;
+  terms.job = spec.job;
   terms.codec = spec.codec;
   terms.chunk_bytes = chunk_bytes;
   terms.num_shards = parts_.shards.size();

@@ -215,6 +215,17 @@ TEST(GpuPathTest, NodesWithAndWithoutGpusAgreeOnEveryBit) {
   }
 }
 
+TEST(GpuPathTest, ResultThatAWorkerCannotOpenFailsTheJobWithTheReasonForAll) {
+  GpuCluster gpus(2, 1);
+  for (const uint32_t node : {0u, 1u}) gpus.gpu(node).AllowFreeingOpenMemory();
+  // The first two are the sidecar's: the probe and the worker's share.
+  gpus.gpu(1).FailAt(Call::kOpen, 3, absl::ResourceExhaustedError("no room to open it"));
+  gpus.Connect("fp32");
+  for (const Outcome& outcome : gpus.Reduce(1)) {
+    EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("no room to open it"));
+  }
+}
+
 TEST(GpuPathTest, GradientThatIsNeverMadeFailsTheJobNamingTheWorker) {
   GpuCluster gpus(1, 2);
   // After a failure the sidecar does not wait until workers have closed its results.

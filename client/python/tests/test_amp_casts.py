@@ -7,7 +7,7 @@ from amp_models import ROUNDOFF, casts_off_afterwards
 from torch import nn, optim
 
 from thalweg import amp
-from thalweg.amp import lists
+from thalweg.amp import _casts, lists
 from thalweg.amp._casts import casting
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -217,6 +217,20 @@ def test_cache_tells_evaluation_from_training():
     handle.remove_cache(layer.weight)
     assert layer.weight not in handle.cache
     handle._clear_cache()
+    assert len(handle.cache) == 0
+
+
+def test_copies_made_for_a_cuda_graph_are_not_kept_and_kept_ones_not_used(monkeypatch):
+    layer = nn.Linear(4, 4)
+    handle = amp.init()
+    kept = layer(X)
+    copy = handle.cache[layer.weight]
+    monkeypatch.setattr(_casts, "_is_captured", lambda _: True)
+    captured = layer(X)
+    assert torch.equal(captured, kept)
+    assert handle.cache[layer.weight] is copy
+    handle._clear_cache()
+    layer(X)
     assert len(handle.cache) == 0
 
 

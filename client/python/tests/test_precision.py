@@ -359,3 +359,22 @@ def test_no_step_waits_for_the_gpu(listener):
     _precision.settle()
     assert listener.scale == training.scaler.get_scale()
     assert listener.skipped == 3
+
+
+def test_no_event_is_asked_while_a_cuda_graph_is_made(listener, monkeypatch):
+    class Event:
+        def query(self):
+            assert not capturing, "operation not permitted when stream is capturing"
+            return True
+
+    scaler = GradScaler("cpu", init_scale=4.0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    values = torch.tensor([2.0, 1.0])
+    arrived = lambda: _precision._has_arrived(Event())  # noqa: E731
+    _precision._on_the_way.append(_precision._Decision(scaler, values, arrived))
+    capturing = True
+    _precision.settle()
+    assert listener.heard == []
+    capturing = False
+    _precision.settle()
+    assert listener.skipped == 1

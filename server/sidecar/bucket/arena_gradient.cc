@@ -17,6 +17,7 @@ absl::Status ArenaGradient::WaitFor(uint64_t end) {
   for (uint32_t worker = 0; worker < terms_.local_size; ++worker) {
     while (bucket_.memory().WaitInput(worker, chunks, Now() + kLookAtInput) < chunks) {
       THALWEG_RETURN_IF_ERROR(terms_.outcome.Check());
+      THALWEG_RETURN_IF_ERROR(bucket_.memory().Check());
       if (Now() - start > terms_.timeout) {
         return absl::DeadlineExceededError(absl::StrCat(
             terms_.rank_name(worker), " stopped filling bucket ", ToString(bucket_.id()), " round ",

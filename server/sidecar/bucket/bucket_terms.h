@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/base/clock.h"
 #include "core/base/codec_policy.h"
@@ -11,6 +12,7 @@
 namespace thalweg {
 
 struct BucketTerms {
+  std::string job = {};
   CodecPolicy codec;
   uint64_t chunk_bytes = 0;
   uint32_t num_shards = 1;

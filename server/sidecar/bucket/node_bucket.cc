@@ -28,7 +28,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
   const DType share = ShareType(layout.dtype, terms.codec, terms.local_size, terms.path);
   THALWEG_ASSIGN_OR_RETURN(
       std::unique_ptr<BucketMemory> memory,
-      terms.device->MakeMemory({id, layout, share, terms.local_size, terms.patience}));
+      terms.device->MakeMemory({id, layout, share, terms.local_size, terms.patience, terms.job}));
   std::shared_ptr<NodeBucket> bucket(
       new NodeBucket(announced, owner, terms, share, std::move(memory)));
   CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.num_nodes == 1};

@@ -243,6 +243,11 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
   TimePoint sent;
   const TimePoint start = Now();
   if (const absl::Status status = Decode(received, step, sent); !status.ok()) {
+    if (step.bucket != nullptr) {  // the shard is not to blame for what a device has met
+      if (const absl::Status device = step.bucket->memory().Check(); !device.ok()) {
+        return listener_.OnFailed(device);
+      }
+    }
     return listener_.OnFailed(absl::Status(
         status.code(), absl::StrCat("aggregator shard ", shard, ": ", status.message())));
   }

@@ -33,17 +33,19 @@ class CudaDevice final : public Device {
 
   // Returns the GPU with that UUID. NotFound: this process does not see it.
   absl::StatusOr<std::shared_ptr<DeviceRuntime>> Find(const std::string& uuid) const;
-  // Returns a group for collectives among these GPUs, in this order. A group that has failed is
-  // replaced.
+  // Returns the job's group for collectives among these GPUs, in this order. A group that has
+  // failed is replaced. No two jobs share one: what is queued behind work that does not begin waits
+  // for it.
   absl::StatusOr<std::shared_ptr<DeviceGroup>> GroupOf(
-      const std::vector<std::shared_ptr<DeviceRuntime>>& gpus);
+      const std::string& job, const std::vector<std::shared_ptr<DeviceRuntime>>& gpus);
 
  private:
   const std::vector<std::shared_ptr<DeviceRuntime>> gpus_;
   const MakeGroup make_group_;
   Mutex mutex_;
-  // Groups are stored by the members' UUIDs and shared with the buckets that use them.
-  std::map<std::string, std::shared_ptr<DeviceGroup>> groups_ ABSL_GUARDED_BY(mutex_);
+  // By job and the members' UUIDs; the buckets that use them own them.
+  std::map<std::pair<std::string, std::string>, std::weak_ptr<DeviceGroup>> groups_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

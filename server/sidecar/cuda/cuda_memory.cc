@@ -62,6 +62,14 @@ uint32_t CudaMemory::WaitInput(uint32_t local_rank, uint32_t chunks, TimePoint d
   return inputs_[local_rank]->arrived->Wait(1, deadline) == 0 ? 0 : chunks;
 }
 
+absl::Status CudaMemory::Check() const {
+  for (const auto& on_gpu : gpus_) {
+    THALWEG_RETURN_IF_ERROR(on_gpu->arrivals->Bind());
+    THALWEG_RETURN_IF_ERROR(on_gpu->arrivals->gpu().Check(on_gpu->arrivals->stream()));
+  }
+  return absl::OkStatus();
+}
+
 std::vector<const void*> CudaMemory::Shares(uint64_t begin) const {
   const uint64_t offset = begin * SizeOf(terms_.share);
   if (gpus_.size() > 1) return {gpus_[home_]->sum + offset};
@@ -104,7 +112,7 @@ absl::Status CudaMemory::FormGroup() {
     THALWEG_ASSIGN_OR_RETURN(on_gpu->nonfinite, lane.Allocate(sizeof(uint64_t)));
     THALWEG_ASSIGN_OR_RETURN(runtimes.emplace_back(), device_.Find(lane.gpu().uuid()));
   }
-  THALWEG_ASSIGN_OR_RETURN(group_, device_.GroupOf(runtimes));
+  THALWEG_ASSIGN_OR_RETURN(group_, device_.GroupOf(terms_.job, runtimes));
   for (const auto& on_gpu : gpus_) on_gpu->lane->Join(group_);
   home_ = terms_.id.index % gpus_.size();
   return absl::OkStatus();

@@ -34,6 +34,7 @@ class CudaMemory final : public BucketMemory {
   bool HasInput(uint32_t local_rank) const override { return inputs_[local_rank].has_value(); }
   void DropInput(uint32_t local_rank) override;
   uint32_t WaitInput(uint32_t local_rank, uint32_t chunks, TimePoint deadline) const override;
+  absl::Status Check() const override;
   std::vector<const void*> Shares(uint64_t begin) const override;
   BucketArena& result() override { return progress_; }
   const BucketArena& result() const override { return progress_; }

@@ -55,6 +55,39 @@ TEST_F(CudaMemoryTest, GpuThatFailsEndsTheWaitWithItsErrorAndKeepsItsMemory) {
   EXPECT_GT(gpus_[0].allocated(), 0u);
 }
 
+TEST_F(CudaMemoryTest, WhoWaitsForAShareFindsTheErrorOfItsGpu) {
+  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
+  FakeGpuWorker worker(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(memory->AddInput(0, UniqueFd(), worker.Share()).ok());
+  gpus_[0].Hold(worker.stream());
+  worker.Make(RandomFloats(1, kLayout.Elems()));
+  ASSERT_TRUE(memory->BeginRound().ok());
+  EXPECT_TRUE(memory->Check().ok());
+  gpus_[0].FailDevice(absl::InternalError("the GPU has fallen off the bus"));
+  EXPECT_EQ(memory->WaitInput(0, 1, Now()), 0u);
+  EXPECT_EQ(memory->Check().message(), "the GPU has fallen off the bus");
+}
+
+TEST_F(CudaMemoryTest, GpuIsBlockedFromTheFirstWaitThatEndsInVainUntilItIsIdle) {
+  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
+  FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
+  gpus_[0].Hold(killed.stream());
+  killed.Make(RandomFloats(1, kLayout.Elems()));
+  ASSERT_TRUE(stuck->BeginRound().ok());
+  stuck->DropInput(0);
+  EXPECT_TRUE(GpuLane::IsBlocked(gpus_[0]));
+  // Another lane is not waited for, however long it may be.
+  const auto lane = *GpuLane::Create(gpus_.All()[0], kPatience);
+  gpus_[0].Hold(lane->stream());
+  EXPECT_EQ(lane->WaitUntilIdle().code(), absl::StatusCode::kUnavailable);
+  gpus_[0].Release(lane->stream());
+  gpus_[0].Release(killed.stream());
+  gpus_.Settle();
+  EXPECT_FALSE(GpuLane::IsBlocked(gpus_[0]));
+  EXPECT_TRUE(lane->WaitUntilIdle().ok());
+}
+
 TEST_F(CudaMemoryTest, NothingIsLeftWhenABucketIsGone) {
   {
     GpuNode gpu(gpus_, device_, kLayout, 2);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -47,14 +48,22 @@ struct GpuLane::LeftBehind {
   }
 
   bool Has(const DeviceRuntime& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    return std::any_of(holdings.begin(), holdings.end(),
-                       [&](const auto& each) { return each->gpu.get() == &gpu; });
+    return IsStuck(gpu) || std::any_of(holdings.begin(), holdings.end(),
+                                       [&](const auto& each) { return each->gpu.get() == &gpu; });
+  }
+  // Returns whether a lane that still exists is stuck there.
+  bool IsStuck(const DeviceRuntime& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::erase_if(stuck, [](const auto& each) { return each.second->Wait(1, Now()) == 1; });
+    return std::any_of(stuck.begin(), stuck.end(),
+                       [&](const auto& each) { return each.first->gpu.get() == &gpu; });
   }
   // Takes out what is on GPUs of which all that was left behind is idle.
   std::vector<std::unique_ptr<Holdings>> TakeIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   Mutex mutex;
   std::vector<std::unique_ptr<Holdings>> holdings ABSL_GUARDED_BY(mutex);
+  // What lanes that still exist have not done in time, and what counts to 1 when it is done.
+  std::map<const Holdings*, const StreamProgress*> stuck ABSL_GUARDED_BY(mutex);
 };
 
 absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Create(std::shared_ptr<DeviceRuntime> gpu,
@@ -72,7 +81,7 @@ GpuLane::~GpuLane() {
   SweepLeftBehind();
   Holdings& held = *holdings_;
   absl::Status idle = WaitUntilIdle();
-  if (const auto joined = group(); joined != nullptr && !idle.ok()) {
+  if (const auto joined = group(); joined != nullptr && !idle.ok() && !absl::IsUnavailable(idle)) {
     // The queued work does not end by itself.
     joined->Fail(idle);
     joined->Abort();
@@ -81,11 +90,12 @@ GpuLane::~GpuLane() {
     }
   }
   // CUDA lets whoever frees memory wait for all of a GPU's streams: never behind one that is stuck.
-  if (idle.ok() && !IsBlocked(*held.gpu)) return;
-  // The GPU may still read and write all this, or is lost.
   LeftBehind& left = LeftBehind::Get();
   MutexLock lock(left.mutex);
-  left.holdings.push_back(std::move(holdings_));
+  const bool may_free = idle.ok() && !left.Has(*held.gpu);
+  left.stuck.erase(&held);
+  // Otherwise the GPU may still read and write all this, or is lost.
+  if (!may_free) left.holdings.push_back(std::move(holdings_));
 }
 
 bool GpuLane::IsBlocked(const DeviceRuntime& gpu) {
@@ -103,19 +113,37 @@ absl::Status GpuLane::WaitUntilIdle() {
   StreamProgress& idle = MakeProgress(1);
   THALWEG_RETURN_IF_ERROR(idle.Mark(*held.gpu, held.stream, 1));
   held.idle = &idle;
-  return WaitFor(idle, 1);
+  LeftBehind& left = LeftBehind::Get();
+  bool is_stuck = false;
+  bool is_blocked = false;
+  {
+    MutexLock left_lock(left.mutex);
+    is_stuck = left.stuck.contains(&held);
+    is_blocked = left.Has(*held.gpu);
+  }
+  // All lanes of a killed worker's bucket, and its workers, may come here: nobody waits twice.
+  if (is_blocked && !is_stuck) {
+    if (idle.Wait(1, Now()) == 1) return absl::OkStatus();
+    return absl::UnavailableError("other work on this GPU does not end");
+  }
+  const absl::Status status = WaitFor(idle, 1, is_blocked ? Duration::zero() : held.patience);
+  if (absl::IsDeadlineExceeded(status)) {
+    MutexLock left_lock(left.mutex);
+    left.stuck[&held] = &idle;
+  }
+  return status;
 }
 
 std::vector<std::unique_ptr<GpuLane::Holdings>> GpuLane::LeftBehind::TakeIdle() {
   const auto is_idle = [](const Holdings& held) {
     return held.idle != nullptr && held.idle->Wait(1, Now()) == 1 && held.gpu->BindThread().ok();
   };
-  std::set<const DeviceRuntime*> stuck;
+  std::set<const DeviceRuntime*> blocked;
   for (const auto& each : holdings) {
-    if (!is_idle(*each)) stuck.insert(each->gpu.get());
+    if (!is_idle(*each) || IsStuck(*each->gpu)) blocked.insert(each->gpu.get());
   }
   const auto kept = std::partition(holdings.begin(), holdings.end(), [&](const auto& each) {
-    return stuck.contains(each->gpu.get());
+    return blocked.contains(each->gpu.get());
   });
   std::vector<std::unique_ptr<Holdings>> idle(std::make_move_iterator(kept),
                                               std::make_move_iterator(holdings.end()));
@@ -171,8 +199,13 @@ StreamProgress& GpuLane::MakeProgress(uint32_t most) {
 }
 
 absl::Status GpuLane::WaitFor(const StreamProgress& progress, uint32_t count) const {
+  return WaitFor(progress, count, holdings_->patience);
+}
+
+absl::Status GpuLane::WaitFor(const StreamProgress& progress, uint32_t count,
+                              Duration patience) const {
   const auto joined = group();
-  absl::Status status = progress.WaitFor(gpu(), stream(), joined.get(), count, holdings_->patience);
+  absl::Status status = progress.WaitFor(gpu(), stream(), joined.get(), count, patience);
   if (joined == nullptr) return status;
   // Aborted work has also come to an end, but its result is meaningless.
   THALWEG_RETURN_IF_ERROR(joined->Check());

@@ -56,16 +56,18 @@ class GpuLane {
   absl::StatusOr<Shared> Open(const DeviceMemory& handles);
   // Closes what Open has returned, once; no queued work may use it. Does nothing on a blocked GPU.
   void Close(const Shared& opened);
-  // Waits for everything that has been queued.
+  // Waits for everything that has been queued. Unavailable: the GPU is blocked by another lane, and
+  // this one, which is not idle yet, has not been waited for.
   absl::Status WaitUntilIdle();
-  // Returns whether something has been left behind on the GPU. Until that is idle, nothing there is
-  // freed.
+  // Returns whether some lane's work on the GPU has not ended in time, also if the lane is gone.
+  // Until that is idle, nothing there is freed.
   static bool IsBlocked(const DeviceRuntime& gpu);
 
  private:
   struct Holdings;
   struct LeftBehind;
   static void SweepLeftBehind();
+  absl::Status WaitFor(const StreamProgress& progress, uint32_t count, Duration patience) const;
   std::shared_ptr<DeviceGroup> group() const;
   explicit GpuLane(std::unique_ptr<Holdings> holdings);
 

@@ -239,6 +239,13 @@ TEST(SeveralGpusTest, BucketsTakeTurnsInTheirHomesAndUseOneGroup) {
   EXPECT_THAT(gpus.group(0).roots(), ElementsAre(0, 0, 1, 1, 2, 2, 0, 0));
 }
 
+TEST(SeveralGpusTest, JobsDoNotShareAGroup) {
+  Gpus gpus(2);
+  const auto ours = *gpus.device().GroupOf("ours", gpus.all().All());
+  EXPECT_EQ(*gpus.device().GroupOf("ours", gpus.all().All()), ours);
+  EXPECT_NE(*gpus.device().GroupOf("theirs", gpus.all().All()), ours);
+}
+
 TEST(SeveralGpusTest, NothingIsSentBeforeTheStreamsOfAllGpusGetThere) {
   Gpus gpus(2);
   Bucket bucket(gpus, {0, 1});

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,7 @@ struct MemoryTerms {
   DType share = DType::kFloat32;  // type of the workers' shares
   uint32_t local_size = 1;
   Duration patience{};  // limit for queued work of a device
+  std::string job = {};  // buckets of different jobs share nothing
 };
 
 // A BucketMemory is a bucket's memory on one node: the shares of its workers, and the result.
@@ -45,6 +47,9 @@ class BucketMemory {
   // Waits until that worker has put `chunks` chunks there, or until `deadline`. Returns how many
   // there are; work queued from now on sees them. Thread-safe.
   virtual uint32_t WaitInput(uint32_t local_rank, uint32_t chunks, TimePoint deadline) const = 0;
+  // Returns the error that a device has met in queued work, after which no share arrives any more.
+  // Does not wait. Thread-safe.
+  virtual absl::Status Check() const { return absl::OkStatus(); }
   // Releases the memory of a worker that has left, or that has announced another layout, when no
   // round will come. May wait for a device; if that takes too long the memory stays as it is.
   virtual void DropInput(uint32_t /*local_rank*/) {}

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -223,7 +224,12 @@ def _fetch(values: Sequence[Tensor]) -> tuple[Tensor, Callable[[], bool]]:
     host.copy_(together, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(device))
-    return host, arrived.query
+    return host, partial(_has_arrived, arrived)
+
+
+def _has_arrived(event: torch.cuda.Event) -> bool:
+    """Returns whether it is known that an event is over: asking ends the making of a graph."""
+    return not torch.cuda.is_current_stream_capturing() and event.query()
 
 
 def _scale_and_observe(

@@ -62,7 +62,7 @@ class Casting:
             return tensor
         is_param = tensor.is_leaf and tensor.requires_grad and dtype is self.half_dtype
         # Before an evaluation, scripts write other weights through `.data`.
-        if self.caching and is_param and torch.is_grad_enabled():
+        if self.caching and is_param and torch.is_grad_enabled() and not _is_captured(tensor):
             return self._cached(tensor, dtype, name)
         self._say(tensor.dtype, dtype, name)
         return tensor.to(dtype)
@@ -82,6 +82,13 @@ class Casting:
     def _say(self, before: torch.dtype, after: torch.dtype, name: str) -> None:
         if self.verbose:
             print(f"{_SHORT[before]}->{_SHORT[after]} ({name})")
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Returns whether a CUDA graph is being made: its copies belong to it, and its replays read
+    the parameter as it is then.
+    """
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 casting = Casting()

@@ -25,6 +25,8 @@ from thalweg.optim._state import complete_state, has_state, hide_steps
 
 _Group = dict[str, Any]
 
+_OLDEST_GPU = (8, 0)  # the oldest compute capability in cmake/Cuda.cmake
+
 # What a group's parameters keep, by their names in torch's state, without "step".
 Keys = Callable[[_Group], tuple[str, ...]]
 
@@ -43,6 +45,11 @@ def tensors_type(optimizer: Optimizer) -> Any:  # noqa: ANN401 - a build may lac
         return _C.FusedTensors
     if not hasattr(_C, "FusedDeviceTensors"):
         raise _C.NotFusable("thalweg: parameters are on a GPU, and this build has no CUDA kernels")
+    if (found := torch.cuda.get_device_capability(next(_params(optimizer)).device)) < _OLDEST_GPU:
+        raise _C.NotFusable(
+            f"thalweg: parameters are on a GPU of compute capability {found[0]}.{found[1]}, and "
+            f"there are kernels for {_OLDEST_GPU[0]}.{_OLDEST_GPU[1]} or newer"
+        )
     return _C.FusedDeviceTensors
 
 
