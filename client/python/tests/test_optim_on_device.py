@@ -26,7 +26,8 @@ from test_optim_first_steps import *  # noqa: F403
 from test_optim_refusals import *  # noqa: F403
 from test_optim_state import *  # noqa: F403
 
-from thalweg.optim import _plan, _steps
+from thalweg import _C
+from thalweg.optim import FusedSGD, _plan, _steps
 
 pytestmark = pytest.mark.numeric
 
@@ -118,3 +119,14 @@ def test_clipping_without_the_norm_of_all_gradients_is_refused(emulated):
     )
     with pytest.raises(ValueError, match="expected grad_squares as well"):
         tensors.lamb(settings)
+
+
+@pytest.mark.skipif(not hasattr(_C, "FusedDeviceTensors"), reason="the build has no CUDA kernels")
+def test_gpu_without_kernels_leaves_the_step_to_torch(monkeypatch):
+    monkeypatch.setattr(_plan, "tensors_type", REAL["tensors_type"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    [param] = test_optim_refusals.ones(1)
+    assert not test_optim_refusals.run_torchs(torch.optim.SGD([param], lr=1.0))
+    assert torch.equal(param, torch.zeros(3))
+    with pytest.raises(_C.NotFusable, match=r"capability 7\.5, and there are kernels for 8\.0"):
+        FusedSGD([param], lr=1.0).step()

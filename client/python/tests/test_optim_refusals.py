@@ -4,19 +4,10 @@ import pytest
 import torch
 from optim_cases import copy_of, make_params, set_grads
 
-from thalweg import _C
 from thalweg._activation import _fused_optimizers
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
 from thalweg.compat._apex_optimizers import FusedSGD as ApexSGD
-from thalweg.optim import (
-    FusedAdam,
-    FusedLAMB,
-    FusedSGD,
-    _fused,
-    _plan,
-    fallbacks,
-    fused_steps,
-)
+from thalweg.optim import FusedAdam, FusedLAMB, _fused, _plan, fallbacks, fused_steps
 
 pytestmark = pytest.mark.numeric
 
@@ -50,17 +41,6 @@ def ones(count, dtype=torch.float32):
     for param in params:
         param.grad = torch.ones_like(param)
     return params
-
-
-@pytest.mark.skipif(not hasattr(_C, "FusedDeviceTensors"), reason="the build has no CUDA kernels")
-def test_gpu_without_kernels_leaves_the_step_to_torch(monkeypatch):
-    monkeypatch.setattr(_plan, "on_device", lambda _: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    [param] = ones(1)
-    assert not run_torchs(torch.optim.SGD([param], lr=1.0))
-    assert torch.equal(param, torch.zeros(3))
-    with pytest.raises(_C.NotFusable, match=r"capability 7\.5, and there are kernels for 8\.0"):
-        FusedSGD([param], lr=1.0).step()
 
 
 @pytest.fixture
