@@ -9,6 +9,7 @@ from PIL import Image
 from thalweg.examples.swin import SwinError, launch_single_task, prepare
 from thalweg.examples.swin.config import Config
 
+BY_HAND = ("BACKEND", "thalweg", "TRAIN.REDUCE_BY_HAND", "True")
 SMALL = {"classes": 2, "train": 3, "val": 1, "size": 16, "quiet": True}
 
 
@@ -85,6 +86,18 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
     [
         (["AMP_OPT_LEVEL", "O4"], "AMP_OPT_LEVEL is 'O4', expected one of O0, O1, O2"),
         (["AMP_LOSS_SCALE", "large"], "AMP_LOSS_SCALE is 'large', expected dynamic or a number"),
+        (["AMP_LOSS_SCALE", "0"], "AMP_LOSS_SCALE is 0, expected dynamic or a number above 0"),
+        (["AMP_LOSS_SCALE", "-8"], "AMP_LOSS_SCALE is -8, expected dynamic or a number above"),
+        (["AMP_LOSS_SCALE", "1e999"], "AMP_LOSS_SCALE is inf, expected dynamic or a number above"),
+        (["AMP_LOSS_SCALE", "True"], "AMP_LOSS_SCALE is True, expected dynamic or a number above"),
+        (["MODEL.LABEL_SMOOTHING", "3."], "LABEL_SMOOTHING is 3.0, expected a number from 0 to 1"),
+        (["AUG.MIXUP_PROB", "7"], "AUG.MIXUP_PROB is 7.0, expected a number from 0 to 1"),
+        (["AUG.MIXUP_SWITCH_PROB", "-1"], "MIXUP_SWITCH_PROB is -1.0, expected a number from 0"),
+        (["AUG.CUTMIX", "-1"], "AUG.CUTMIX is -1.0, expected 0 or more"),
+        (["TRAIN.WARMUP_STEPS", "-3"], "TRAIN.WARMUP_STEPS is -3, expected 0 or more"),
+        (["TRAIN.CLIP_GRAD", "-1"], "TRAIN.CLIP_GRAD is -1.0, expected 0 or more"),
+        (["TRAIN.STEPS", "-3"], "TRAIN.STEPS is -3, expected 0 or more"),
+        (["SAVE_FREQ", "-1"], "SAVE_FREQ is -1, expected 0 or more"),
         (["DATA.BATCH_SIZE", "3"], "DATA.BATCH_SIZE is 3, expected an even number"),
         (["TRAIN.EPOCHS", "0"], "TRAIN.EPOCHS is 0, expected 1 or more"),
         (["BACKEND", "mpi"], "BACKEND is 'mpi', expected one of ddp, thalweg"),
@@ -105,6 +118,20 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
             "REDUCE_BY_HAND is for BACKEND thalweg",
         ),
         (["TRAIN.REDUCE_BY_HAND", "True"], "REDUCE_BY_HAND is for BACKEND thalweg, not ddp"),
+        (["CODEC", "int8"], r"CODEC \(--codec\) is int8, expected none: .* with BACKEND ddp"),
+        (["CODEC", "nonsense"], r"CODEC \(--codec\) is nonsense, expected none"),
+        (
+            ["BACKEND", "thalweg", "CODEC", "nonsense"],
+            r"CODEC \(--codec\) is 'nonsense', expected one of fp32, ",
+        ),
+        (
+            [*BY_HAND, "CODEC", "int8", "SAVE_FREQ", "1"],
+            r"is int8, expected fp32, fp16, bf16: with TRAIN.REDUCE_BY_HAND a checkpoint .* int8 ",
+        ),
+        (
+            [*BY_HAND, "CODEC", "fp16;*.bias=topk", "MODEL.RESUME", "folder"],
+            r"is fp16;\*.bias=topk, expected fp32, fp16, bf16: .* lacks what topk keeps",
+        ),
         (["BACKEND", "ps", "CODEC", "int8"], "CODEC .* is int8, expected fp32, bf16 or fp16"),
         (["BACKEND", "ps", "AMP_OPT_LEVEL", "O2"], "AMP_OPT_LEVEL is O2, expected O0 or O1"),
         (["BACKEND", "ps", "MODEL.CHANNELS_LAST", "True"], "CHANNELS_LAST is not supported"),
@@ -115,6 +142,23 @@ def test_settings_that_make_no_sense_are_refused(pairs, text):
     config.merge(pairs)
     with pytest.raises(SwinError, match=text):
         config.check()
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        ["CODEC", "fp32"],
+        ["BACKEND", "thalweg", "CODEC", "int8", "SAVE_FREQ", "1"],
+        [*BY_HAND, "CODEC", "int8"],
+        [*BY_HAND, "CODEC", "fp16", "SAVE_FREQ", "1"],
+        ["TRAIN.BASE_LR", "0", "TRAIN.WARMUP_LR", "0", "TRAIN.MIN_LR", "0", "AUG.MIXUP_PROB", "1"],
+        ["AMP_LOSS_SCALE", "0.5", "MODEL.LABEL_SMOOTHING", "0", "TRAIN.WARMUP_STEPS", "0"],
+    ],
+)
+def test_settings_that_go_together_are_accepted(pairs):
+    config = Config()
+    config.merge(pairs)
+    config.check()
 
 
 def test_baseline_is_torchs_and_the_optimised_run_is_ours(data):

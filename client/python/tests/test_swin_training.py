@@ -4,6 +4,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +12,16 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch.distributed.fsdp import FSDPModule
 
 import thalweg
-from thalweg.examples.swin import SwinError, loading, loop, meters, precision, prepare, train
+from thalweg.examples.swin import (
+    SwinError,
+    checkpoint,
+    loading,
+    loop,
+    meters,
+    precision,
+    prepare,
+    train,
+)
 from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.parser import parse_file
 
@@ -225,6 +235,63 @@ def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path,
         assert torch.equal(expected, found), name
 
 
+def test_epoch_of_loading_processes_is_the_same_whether_or_not_others_came_before(data, tmp_path):
+    config = make(data, tmp_path, "DATA.NUM_WORKERS", "1", "AUG.COLLATE_MIXUP", "True")
+    before = torch.get_rng_state()
+
+    def images_of_last(*epochs):
+        loaders = loading.load(config, CPU)
+        for epoch in epochs:
+            loaders.begin_epoch(epoch)
+            found = torch.cat([images for images, _ in loaders.train])
+        return found
+
+    assert torch.equal(images_of_last(0, 1), images_of_last(1))
+    assert not torch.equal(images_of_last(1), images_of_last(2))
+    assert torch.equal(torch.get_rng_state(), before)  # which a checkpoint has
+
+
+def saved(data, folder, *pairs):
+    """Returns the folder of a checkpoint of a model that has not been trained."""
+    config = make(data, folder, *pairs)
+    checkpoint.save(train.set_up(config, PLACE, CPU, loading.load(config, CPU)), folder, 1)
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+def test_checkpoint_of_another_precision_or_back_end_is_refused_by_name(data, tmp_path, backend):
+    folder = saved(data, tmp_path, *LEVELS["O1"], "BACKEND", backend)
+    for pairs, text in {
+        ("AMP_OPT_LEVEL", "O2"): "AMP_OPT_LEVEL O1, and this training has O2",
+        ("AMP_ENABLE", "False"): "AMP_ENABLE True, and this training has False",
+    }.items():
+        other = make(data, tmp_path, "BACKEND", backend, *pairs)
+        run = train.set_up(other, PLACE, CPU, loading.load(other, CPU))
+        with pytest.raises(SwinError, match=f"{folder} was saved with {text}"):
+            checkpoint.resume(run, str(folder))
+
+
+def test_checkpoint_that_does_not_say_its_precision_is_resumed_from(data, tmp_path):
+    folder = saved(data, tmp_path)
+    shared = torch.load(folder / "training.pth", weights_only=True)
+    assert shared.pop("settings") == {"BACKEND": "ddp", "AMP_OPT_LEVEL": "O1", "AMP_ENABLE": True}
+    torch.save(shared, folder / "training.pth")
+    config = make(data, tmp_path)
+    run = train.set_up(config, PLACE, CPU, loading.load(config, CPU))
+    assert checkpoint.resume(run, str(folder)) == 1
+
+
+def test_mixing_goes_on_with_the_half_of_a_pair_of_numbers_that_was_not_used(data, tmp_path):
+    config = make(data, tmp_path)
+    run = train.set_up(config, PLACE, CPU, loading.load(config, CPU))
+    np.random.standard_normal()  # NumPy draws two, and keeps one
+    checkpoint.save(run, tmp_path, 1)
+    expected = np.random.beta(2.0, 2.0)
+    np.random.seed(1)
+    checkpoint.resume(run, str(tmp_path))
+    assert np.random.beta(2.0, 2.0) == expected
+
+
 def test_training_with_nothing_left_leaves_the_log_as_it_is(data, tmp_path):
     pairs = [*LEVELS["O0"], "SAVE_FREQ", "1", "TRAIN.STEPS", "4"]
     trained(make(data, tmp_path, *pairs))
@@ -288,7 +355,7 @@ def test_collate_and_loop_mix_as_configured(data, tmp_path):
     assert plain.mixup is None
 
 
-def test_validation_counts_every_image_once(data, tmp_path):
+def test_validation_counts_every_image_once(data, tmp_path, monkeypatch):
     config = make(data, tmp_path, *LEVELS["O0"])
     loaders = loading.load(config, CPU)
     run = train.set_up(config, PLACE, CPU, loaders)
@@ -300,8 +367,16 @@ def test_validation_counts_every_image_once(data, tmp_path):
             return -torch.arange(6.0).expand(len(images), 6)
 
     run.model.module = First()
-    found = loop.validate(run, loaders.val)
+    found = loop.validate(run, loaders)
     assert (found["top1"], found["top5"]) == (pytest.approx(100 / 6), pytest.approx(500 / 6))
+
+    counts = []
+    monkeypatch.setattr(dist, "all_reduce", lambda sums: counts.append(sums[-1].item()))
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 5)
+    for rank in range(5):  # of 12 images
+        monkeypatch.setattr(dist, "get_rank", lambda *_, rank=rank: rank)
+        loop.validate(run, loading.load(config, CPU))
+    assert counts == [3, 3, 2, 2, 2]
 
 
 def test_truncated_image_is_named(data, tmp_path):

@@ -18,23 +18,27 @@ from thalweg.examples.swin.sharding import load_state, state_of
 from thalweg.fsdp import write
 
 _SHARED = "training.pth"  # what all workers have in common
+# Settings without which its parts do not fit.
+_SETTINGS = ("BACKEND", "AMP_OPT_LEVEL", "AMP_ENABLE")
 
 
 def save(run: Run, folder: Path, epochs: int) -> None:
     """Writes what all have in common, on each node, and what each worker has of its own. All
     workers call it together. What was sharded is written by rank 0 alone.
     """
-    mixing: dict[str, Any] = np.random.get_state(legacy=False)["state"]
+    mixing: Any = np.random.get_state()
+    _, words, *rest = mixing
     own = {
         "torch": torch.get_rng_state(),
-        "numpy": (torch.from_numpy(mixing["key"].astype(np.int64)), mixing["pos"]),
+        "numpy": (torch.from_numpy(words.astype(np.int64)), *rest),
         "thalweg": None if run.state is None else run.state.state_dict(),
     }
     write(folder / _own(), own)
     state = state_of(run.model, run.optimizer)
     if state and int(dist.get_node_local_rank()) == 0:
         progress = {"epochs": epochs, "updates": run.updates, "precision": run.level.state_dict()}
-        write(folder / _SHARED, {**progress, **state})
+        settings = {key: getattr(run.config, key) for key in _SETTINGS}
+        write(folder / _SHARED, {"settings": settings, **progress, **state})
     dist.barrier()
 
 
@@ -42,6 +46,7 @@ def resume(run: Run, path: str) -> int:
     """Restores what save() has written to the folder; returns how many epochs that had."""
     folder = Path(path)
     shared, own = _read_shared(run, folder), _read(folder / _own(), run.device)
+    _check_settings(run, folder, shared.get("settings") or {})
     try:
         load_state(run.model, run.optimizer, shared)
     except RuntimeError as error:
@@ -49,13 +54,26 @@ def resume(run: Run, path: str) -> int:
     run.level.load_state_dict(shared["precision"])
     run.updates = shared["updates"]
     torch.set_rng_state(own["torch"].cpu())
-    words, position = own["numpy"]
-    np.random.set_state(("MT19937", words.cpu().numpy().astype(np.uint32), position, 0, 0.0))
+    words, *rest = own["numpy"]
+    np.random.set_state(("MT19937", words.cpu().numpy().astype(np.uint32), *rest))
     if run.state is not None:
         if own["thalweg"] is None:
             raise SwinError(f"{folder} was saved by a training without Thalweg: use its back end")
         run.state.load_state_dict(own["thalweg"])
     return int(shared["epochs"])
+
+
+def _check_settings(run: Run, folder: Path, saved: dict[str, Any]) -> None:
+    """Raises SwinError if the checkpoint was saved with another back end or precision. Older ones
+    do not say with which.
+    """
+    for key in _SETTINGS:
+        now = getattr(run.config, key)
+        if saved.get(key, now) != now:
+            raise SwinError(
+                f"{folder} was saved with {key} {saved[key]}, and this training has {now}: go on "
+                "with what it was saved with"
+            )
 
 
 def _read_shared(run: Run, folder: Path) -> dict[str, Any]:
@@ -65,7 +83,8 @@ def _read_shared(run: Run, folder: Path) -> dict[str, Any]:
     if run.config.BACKEND != "fsdp":
         return _read(folder / _SHARED, run.device)
     shared = _read(folder / _SHARED, run.device) if dist.get_rank() == 0 else {}
-    said = [{name: shared.get(name) for name in ("epochs", "updates", "precision")}]
+    names = ("settings", "epochs", "updates", "precision")
+    said = [{name: shared.get(name) for name in names}]
     dist.broadcast_object_list(said)
     return {**said[0], **shared}
 

@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from thalweg import codecs, policy
 from thalweg.examples.swin import SwinError
 
 BACKENDS = ("ddp", "thalweg", "fsdp", "ps")
+# The smallest values of numbers, and of those that are shares, which are 1 at most.
+_LEAST = {
+    "DATA.BATCH_SIZE": 1,
+    "DATA.NUM_WORKERS": 0,
+    "DATA.PREFETCH": 1,
+    "TRAIN.EPOCHS": 1,
+    "TRAIN.STEPS": 0,
+    "TRAIN.WARMUP_STEPS": 0,
+    "TRAIN.BASE_LR": 0,
+    "TRAIN.WARMUP_LR": 0,
+    "TRAIN.MIN_LR": 0,
+    "TRAIN.WEIGHT_DECAY": 0,
+    "TRAIN.CLIP_GRAD": 0,
+    "TRAIN.ACCUMULATION_STEPS": 1,
+    "AUG.MIXUP": 0,
+    "AUG.CUTMIX": 0,
+    "PRINT_FREQ": 1,
+    "SAVE_FREQ": 0,
+}
+_SHARES = (
+    "MODEL.DROP_PATH_RATE",
+    "MODEL.LABEL_SMOOTHING",
+    "AUG.MIXUP_PROB",
+    "AUG.MIXUP_SWITCH_PROB",
+)
+_CODEC = "CODEC (--codec)"
 
 
 @dataclass
@@ -122,32 +150,54 @@ class Config:
             self._check_sharded()
         if self.BACKEND == "ps":
             self._check_served()
-        scale = self.AMP_LOSS_SCALE
-        if isinstance(scale, str) and scale != "dynamic":
-            raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number")
-        for key, least in (
-            ("DATA.BATCH_SIZE", 1),
-            ("DATA.NUM_WORKERS", 0),
-            ("DATA.PREFETCH", 1),
-            ("TRAIN.EPOCHS", 1),
-            ("TRAIN.ACCUMULATION_STEPS", 1),
-            ("PRINT_FREQ", 1),
-        ):
-            value = dict(self.items())[key]
-            if value < least:
-                raise SwinError(f"{key} is {value}, expected {least} or more")
+        self._check_codec()
+        self._check_numbers()
         if self.AUG.mixes and self.DATA.BATCH_SIZE % 2:
             raise SwinError(
                 f"DATA.BATCH_SIZE is {self.DATA.BATCH_SIZE}, expected an even number: images are "
                 "mixed in pairs (AUG.MIXUP 0 and AUG.CUTMIX 0 switch that off)"
             )
 
+    def _check_numbers(self) -> None:
+        """Raises SwinError for a number that is out of range."""
+        values = dict(self.items())
+        for key, least in _LEAST.items():
+            if values[key] < least:
+                raise SwinError(f"{key} is {values[key]}, expected {least} or more")
+        for key in _SHARES:
+            if not 0 <= values[key] <= 1:
+                raise SwinError(f"{key} is {values[key]}, expected a number from 0 to 1")
+        scale = self.AMP_LOSS_SCALE
+        if scale != "dynamic" and not _is_scale(scale):
+            raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number above 0")
+
+    def _check_codec(self) -> None:
+        """Raises SwinError for a codec that would be ignored, or that a checkpoint would lack."""
+        if self.BACKEND == "ddp" and self.CODEC not in ("", "fp32"):
+            raise SwinError(
+                f"{_CODEC} is {self.CODEC}, expected none: nothing is compressed with BACKEND ddp; "
+                "--kernel-opt or --backend thalweg takes it"
+            )
+        if self.BACKEND != "thalweg" or not self.CODEC:
+            return
+        try:
+            found = policy.parse(self.CODEC, _CODEC).codecs
+        except ValueError as error:
+            raise SwinError(str(error)) from None
+        kept = [codec.name for codec in found if codec.name not in codecs.WIRE_TYPES]
+        if kept and self.TRAIN.REDUCE_BY_HAND and (self.SAVE_FREQ or self.MODEL.RESUME):
+            raise SwinError(
+                f"{_CODEC} is {self.CODEC}, expected {', '.join(codecs.WIRE_TYPES)}: with "
+                f"TRAIN.REDUCE_BY_HAND a checkpoint (SAVE_FREQ, MODEL.RESUME) lacks what {kept[0]} "
+                "keeps from step to step"
+            )
+
     def _check_sharded(self) -> None:
         """Raises SwinError for what does not go together with BACKEND fsdp."""
         if self.CODEC not in ("", "fp32"):
             raise SwinError(
-                f"CODEC (--codec) is {self.CODEC}, expected none: nothing is compressed with "
-                "BACKEND fsdp; AMP_OPT_LEVEL O2 halves what it sends"
+                f"{_CODEC} is {self.CODEC}, expected none: nothing is compressed with BACKEND "
+                "fsdp; AMP_OPT_LEVEL O2 halves what it sends"
             )
         for key in ("COMPILE", "CHANNELS_LAST"):
             if getattr(self.MODEL, key):
@@ -157,7 +207,7 @@ class Config:
         """Raises SwinError for what does not go together with BACKEND ps."""
         if self.CODEC not in ("", "fp32", "bf16", "fp16"):
             raise SwinError(
-                f"CODEC (--codec) is {self.CODEC}, expected fp32, bf16 or fp16 with BACKEND ps"
+                f"{_CODEC} is {self.CODEC}, expected fp32, bf16 or fp16 with BACKEND ps"
             )
         if self.AMP_OPT_LEVEL == "O2" and self.AMP_ENABLE:
             raise SwinError(
@@ -221,6 +271,11 @@ def _check_minmax(key: str, value: object) -> tuple[float, float] | None:
         if all(isinstance(end, int | float) for end in (low, high)) and 0 < low <= high <= 1:
             return float(low), float(high)
     raise SwinError(f"{key} is {value!r}, expected None or two shares such as (0.2,0.8)")
+
+
+def _is_scale(value: float | str) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < float(value) < math.inf
 
 
 def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:

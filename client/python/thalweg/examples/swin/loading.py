@@ -29,9 +29,19 @@ class Loaders(NamedTuple):
 
     train: DevicePrefetcher[Batch]
     val: DevicePrefetcher[Batch]
+    own_val: int  # so many images at the beginning of `val` are no other worker's as well
     sampler: DistributedSampler[Any]  # of `train`
+    random: torch.Generator  # which seeds the processes that load `train`
     mixup: Mixup | None  # what the loop applies; None: nothing, or the loader has done so
     num_classes: int
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Chooses the epoch's order, and what the processes that load draw. Neither depends on
+        earlier epochs, so that a resumed training has the same.
+        """
+        self.sampler.set_epoch(epoch)
+        place = self.sampler.num_replicas * epoch + self.sampler.rank
+        self.random.manual_seed(self.sampler.seed + place)
 
 
 def load(config: Config, device: torch.device) -> Loaders:
@@ -54,7 +64,8 @@ def load(config: Config, device: torch.device) -> Loaders:
     mix = _mixing(config.AUG, config.MODEL.LABEL_SMOOTHING, classes)
     collate = CollateMixup(**mix) if mix and config.AUG.COLLATE_MIXUP else None
     sampler: DistributedSampler[Any] = DistributedSampler(train, seed=config.SEED, drop_last=True)
-    batches = _loader(config, train, sampler, collate, drop_last=True)
+    random = torch.Generator()
+    batches = _loader(config, train, sampler, random, collate, drop_last=True)
     if len(batches) < config.TRAIN.ACCUMULATION_STEPS:
         raise SwinError(
             f"{config.DATA.PATH} has {len(train)} images to train on, {len(sampler)} per worker: "
@@ -62,12 +73,15 @@ def load(config: Config, device: torch.device) -> Loaders:
             f"x DATA.BATCH_SIZE {config.DATA.BATCH_SIZE}; make more with {PREPARE} "
             f"{config.DATA.PATH} --train NUMBER"
         )
-    tested = _loader(config, val, DistributedSampler(val, shuffle=False), None, drop_last=False)
+    in_order: DistributedSampler[Any] = DistributedSampler(val, shuffle=False)
+    tested = _loader(config, val, in_order, torch.Generator(), None, drop_last=False)
     depth = config.DATA.PREFETCH
     return Loaders(
         DevicePrefetcher(batches, device, depth=depth),
         DevicePrefetcher(tested, device, depth=depth),
+        len(range(in_order.rank, len(val), in_order.num_replicas)),
         sampler,
+        random,
         Mixup(**mix) if mix and collate is None else None,
         classes,
     )
@@ -115,17 +129,21 @@ def _loader(
     config: Config,
     images: ImageFolder,
     sampler: DistributedSampler[Any],
+    random: torch.Generator,
     collate: CollateMixup | None,
     *,
     drop_last: bool,
 ) -> DataLoader[Batch]:
+    """`random` seeds the processes, which are new in each epoch; torch's own generator, which a
+    checkpoint has, draws for the model alone where there are some.
+    """
     return DataLoader(
         images,
         config.DATA.BATCH_SIZE,
         sampler=sampler,
         num_workers=config.DATA.NUM_WORKERS,
+        generator=random,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         drop_last=drop_last,
-        persistent_workers=config.DATA.NUM_WORKERS > 0,
     )

@@ -120,13 +120,18 @@ def train_one_epoch(run: Run, loaders: Loaders, epoch: int, total: int) -> Itera
 
 
 @torch.no_grad()
-def validate(run: Run, batches: DevicePrefetcher[Batch]) -> dict[str, float]:
-    """Returns loss and accuracy in percent, top-1 and top-5, over all workers' shares."""
+def validate(run: Run, loaders: Loaders) -> dict[str, float]:
+    """Returns loss and accuracy in percent, top-1 and top-5, over all images, each counted once."""
     run.model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=run.device)  # loss, top-1, top-5, images
-    for images, labels in batches:
+    left = loaders.own_val
+    for images, targets in loaders.val:
         with autocast_context_manager(run.config, run.device):
             logits = inside(run.model)(in_order(images, run.config)).float()
+        # Where images do not suffice for equal shares, which a sharded model needs, the last is
+        # another worker's as well.
+        logits, labels = logits[:left], targets[:left]
+        left -= len(labels)
         ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([loss, ranked[:, 0].sum(), ranked.sum(), torch.tensor(len(labels))])

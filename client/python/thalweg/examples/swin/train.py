@@ -160,10 +160,10 @@ def train(config: Config, place: Place) -> None:
         return
     log_params(logger, _params(config, place, run))
     for epoch in range(first, config.TRAIN.EPOCHS):
-        loaders.sampler.set_epoch(epoch)
+        loaders.begin_epoch(epoch)
         for metrics in train_one_epoch(run, loaders, epoch, total):
             log_metrics(logger, {"kind": "train", "epoch": epoch, **metrics})
-        validation = validate(run, loaders.val)
+        validation = validate(run, loaders)
         done = {"kind": "validation", "epoch": epoch, "step": run.updates}
         log_metrics(logger, {**done, **validation})
         if config.SAVE_FREQ and (epoch + 1) % config.SAVE_FREQ == 0:
@@ -201,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if enable_torchacc_compiler():
             config.accelerate()
         config.merge(args.opts)
-        config.check()
         place = Place.from_env()
         config.complete(place.world_size // place.local_world_size, place.local_world_size)
+        config.check()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         dist.init_process_group(_group(config))
         train(config, place)
