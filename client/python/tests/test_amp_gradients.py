@@ -171,7 +171,8 @@ def test_backward_into_a_parameter_without_gradient_changes_nothing():
         optimizer.zero_grad()
         with amp.scale_loss(model[0](torch.tensor([1.0, 1.0])), optimizer) as scaled:
             scaled.backward()
-        model[1](torch.tensor([1.0, 1.0])).backward()
+        with amp.scale_loss(model[1](torch.tensor([1.0, 1.0])), []) as scaled:
+            scaled.backward()
         optimizer.step()
     assert model[0].weight.tolist() == [0.25, 1.25]
     assert model[1].weight.tolist() == [1.0, 2.0]

@@ -26,6 +26,7 @@ from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
 from thalweg.amp._scaling import LossScaler
 from thalweg.amp._sharing import share_when_distributed
 from thalweg.amp._state import Options, choose, state
+from thalweg.amp._watching import expect_gradients
 
 
 def initialize(  # noqa: PLR0917 - apex's order
@@ -243,7 +244,8 @@ def scaled_backward(
         optimizer.begin_backward(scaler, done=done)
     try:
         scaled = loss.float() * scaler.loss_scale()
-        yield scaled if scaler.trivial else carry(scaled, scaler, scaler.loss_scale())
+        with expect_gradients():
+            yield scaled if scaler.trivial else carry(scaled, scaler, scaler.loss_scale())
     except BaseException:
         for optimizer in optimizers:
             optimizer.abandon_backward(scaler)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg.amp._scaling import LossScaler, gather_unscaled
+from thalweg.amp._watching import Watch
 from thalweg.optim._copies import ask_for_copies, take_stored
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -32,7 +33,7 @@ class Master:
     The parameter is passed to each method, because a reference to it from here would keep it alive.
     """
 
-    __slots__ = ("_memory", "_source", "_used", "_version", "optimizers", "weight")
+    __slots__ = ("_memory", "_source", "_used", "_version", "optimizers", "watch", "weight")
 
     def __init__(self, param: Parameter, weight: Tensor) -> None:
         self.weight = Parameter(
@@ -45,6 +46,7 @@ class Master:
         # The parameter's gradient that was given last, and its version.
         self._source: tuple[Tensor, int] | None = None
         self.optimizers = 0  # how many update the weight
+        self.watch = Watch()
 
     def drop_grad(self) -> None:
         """Removes the weight's gradient; keeps its memory for the next, unless others refer to it.
@@ -228,10 +230,15 @@ class MasterSet:
         for param, master in self.pairs():
             param.grad = None
             master.drop_used_grad()
+            master.watch.begin(param)
 
     def is_stale(self) -> bool:
         """Returns whether the model has other gradients than those that masters were given."""
         return any(master.is_stale(param) for param, master in self.pairs())
+
+    def has_unexpected(self) -> bool:
+        """Returns whether the model has gradients that no scale_loss() has made."""
+        return any(master.watch.has_unexpected(param) for param, master in self.pairs())
 
     def replace_gradients(self, scaler: LossScaler) -> bool:
         """Gives masters the gradients of their parameters, divided by the scale, and no others.

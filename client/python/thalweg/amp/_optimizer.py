@@ -8,7 +8,7 @@ advances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from thalweg.amp._casts import casting
 from thalweg.amp._masters import MasterSet, ensure_master, give_gradients
 from thalweg.amp._scaling import LossScaler, unscale, unshared
 from thalweg.amp._state import AmpStash
+from thalweg.amp._step_hooks import have_step_run_hooks, with_casts
 from thalweg.optim._copies import forget_copies, take_stored
 from thalweg.optim._norm import drop_norm
 
@@ -51,7 +52,7 @@ class MixedOptimizer:
         self._held = MasterSet(optimizer, ensure_master if masters else None)
         self._zero_grad = optimizer.zero_grad
         self._add_param_group = optimizer.add_param_group
-        _have_step_run_hooks(optimizer)
+        have_step_run_hooks(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -101,6 +102,7 @@ class MixedOptimizer:
                 param.grad = param.grad.detach().zero_()
         for master in self._held.masters:
             master.note_source(None)
+            master.watch.forget()
         self._stash.clear()
         self._pending = None
         self.skip = self._filled = False
@@ -209,6 +211,8 @@ class MixedOptimizer:
                 "out delay_unscale in the last scale_loss before step(), or call zero_grad() if "
                 "that has raised"
             )
+        if not self.skip:
+            self._refuse_unscaled()
         casting.stepping = True  # functions that the step uses compute in float32
         if self.skip:
             targets = [param for group in self.optimizer.param_groups for param in group["params"]]
@@ -217,18 +221,25 @@ class MixedOptimizer:
                 param.grad = None
             return None
         self.fill_masters(again=False)
-        if not (self.native or self._begun) and any(p.grad is not None for p in self._held.params):
-            raise RuntimeError(
-                "step() was called with gradients that no scale_loss() has made, expected some of "
-                "its own: the masters get none from loss.backward() alone. Call backward on what "
-                "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields"
-            )
         self._held.follow()
         if closure is None:
             return None
         if "closure" in kwargs:
-            return args, {**kwargs, "closure": _with_casts(closure)}
-        return (args[0], _with_casts(closure), *args[2:]), kwargs
+            return args, {**kwargs, "closure": with_casts(closure)}
+        return (args[0], with_casts(closure), *args[2:]), kwargs
+
+    def _refuse_unscaled(self) -> None:
+        """Raises RuntimeError if the model has gradients that masters are never given."""
+        if self.native:
+            return
+        is_new = not self._begun and any(param.grad is not None for param in self._held.params)
+        if is_new or self._held.has_unexpected():
+            raise RuntimeError(
+                "step() was called with gradients that no scale_loss() has made, expected none but "
+                "its own: the masters get none from loss.backward() alone. Call backward on what "
+                "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields, or clear "
+                "them by zero_grad()"
+            )
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -246,35 +257,6 @@ class MixedOptimizer:
             for master in self._held.masters:
                 master.finish_step()
         self.skip = self._filled = False
-
-
-def _have_step_run_hooks(optimizer: Optimizer) -> None:
-    """Sees to it for wrappers of optimizers that leave out Optimizer.__init__, which would.
-
-    Raises RuntimeError if it cannot.
-    """
-    if getattr(type(optimizer).step, "hooked", False):
-        return
-    if "_optimizer_step_pre_hooks" not in vars(optimizer):
-        return  # the hooks are those of an optimizer within, whose step runs them
-    if "step" in vars(optimizer):
-        raise RuntimeError(
-            f"step of a {type(optimizer).__name__} has been replaced, expected its own: it does "
-            "not run torch's hooks. Build schedulers and the like after mixed precision is set up"
-        )
-    optimizer._patch_step_function()
-
-
-def _with_casts(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a closure for a step, which computes the loss with the casts that are off there."""
-
-    def run() -> Any:  # noqa: ANN401
-        casting.stepping = False
-        loss = closure()
-        casting.stepping = True
-        return loss
-
-    return run
 
 
 def mixed_optimizer_of(optimizer: object) -> MixedOptimizer | None:
