@@ -227,6 +227,12 @@ LOCAL = {"THALWEG_PS_MODE": "local"}
         (Served, {"THALWEG_PS": "sgd:pull=zip"}, "THALWEG_PS's pull is 'zip', expected fp32"),
         (Served, {"THALWEG_PS": "sgd:overlap=2"}, "THALWEG_PS's overlap is '2', expected 0 or 1"),
         (Served, {"THALWEG_PS": "sgd:push=bf16"}, "THALWEG_PS has 'push=bf16', expected pull="),
+        (
+            Served,
+            {"THALWEG_PS": "sgd", "THALWEG_ENABLE": "false"},
+            "THALWEG_ENABLE is 'false', expected 0 or 1",
+        ),
+        (LocalUpdates, LOCAL | {"THALWEG_ENABLE": "0 "}, "THALWEG_ENABLE is '0 ', expected 0 or 1"),
         (LocalUpdates, {"THALWEG_PS_MODE": "stale"}, "THALWEG_PS_MODE is 'stale', expected 0 or"),
         (LocalUpdates, LOCAL, "THALWEG_PS_EVERY is '', expected a number of steps, such as 50"),
         (LocalUpdates, LOCAL | {"THALWEG_PS_EVERY": "0"}, "THALWEG_PS_EVERY is '0', expected"),

@@ -285,6 +285,8 @@ def test_environment_asks_for_names(env, names, apex):
 def test_malformed_variable_is_refused_by_name():
     with pytest.raises(ConfigError, match="THALWEG_COMPAT is 'all', expected 0, 1 or apex"):
         compat_is_wanted({"THALWEG_COMPAT": "all"})
+    with pytest.raises(ConfigError, match="THALWEG_ENABLE is 'off', expected 0 or 1"):
+        compat_is_wanted({"THALWEG_COMPAT": "apex", "THALWEG_ENABLE": "off"})
 
 
 @pytest.mark.parametrize("variables", [{"THALWEG_COMPAT": "1"}, {"AIAK_FUSED_OPTIMIZER": "1"}])

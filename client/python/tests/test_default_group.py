@@ -71,9 +71,16 @@ def test_variables_decide_what_is_wanted_and_watched(env, wanted, watched):
     assert _variables.process_groups_are_watched(env) == watched
 
 
-def test_another_value_is_refused():
-    with pytest.raises(ConfigError, match="THALWEG_BACKEND is 'yes', expected 0 or 1"):
-        _variables.backend_is_wanted({"THALWEG_BACKEND": "yes"})
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"THALWEG_BACKEND": "yes"}, "THALWEG_BACKEND is 'yes'"),
+        ({"THALWEG_BACKEND": "1", "THALWEG_ENABLE": "false"}, "THALWEG_ENABLE is 'false'"),
+    ],
+)
+def test_another_value_is_refused(env, name):
+    with pytest.raises(ConfigError, match=f"{name}, expected 0 or 1"):
+        _variables.backend_is_wanted(env)
 
 
 @pytest.fixture
@@ -103,6 +110,15 @@ def test_init_process_group_asks_for_ours_once_said(
     assert asked_of_torch == ["gloo" if torchcomms else "thalweg"]
     (said,) = caplog.messages
     assert ("torchcomms makes all process groups" in said) == torchcomms
+
+
+@pytest.mark.parametrize("name", ["THALWEG_ENABLE", "AIAK_FP16_COMPRESSION", "THALWEG_TIMEOUT"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_malformed_variable_fails_every_rank_by_its_name(asked_of_torch, monkeypatch, name, rank):
+    monkeypatch.setenv(name, "false")
+    with pytest.raises(ConfigError, match=f"^thalweg: {name} is 'false', expected "):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=rank, world_size=2)
+    assert not asked_of_torch
 
 
 def test_groups_that_are_made_of_ranks_are_left_alone(asked_of_torch, caplog):

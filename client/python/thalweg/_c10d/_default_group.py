@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from thalweg import _backend
 from thalweg._settings import _logging, _variables
-from thalweg._settings._config import Activation
+from thalweg._settings._config import Activation, ConfigError
 from thalweg._torch import _patches
 
 # What scripts ask for where they want torch's usual back ends; "undefined" is torch's word for no
@@ -62,6 +62,24 @@ def choose(
     return Choice(ours, f"{text}: THALWEG_BACKEND=1")
 
 
+def _by_environment(asked: str, *, has_options: bool) -> tuple[Choice, int]:
+    """Returns what takes the place of `asked`, and the level of the log. Raises ConfigError on all
+    workers, also where only rank 0 needs the level: the others would fail because it is missing.
+    """
+    torchcomms = getattr(c10d, "_use_torchcomms_enabled", bool)
+    try:
+        choice = choose(
+            asked,
+            wanted=_variables.backend_is_wanted(),
+            has_options=has_options,
+            has_gpus=torch.cuda.is_available() and dist.is_nccl_available(),
+            by_torchcomms=torchcomms(),
+        )
+        return choice, Activation.from_env().log_level if choice.remark else logging.NOTSET
+    except ConfigError as error:
+        raise ConfigError(f"thalweg: {error}") from None
+
+
 def _make(
     make: Callable[..., Any],
     group_size: int,
@@ -74,16 +92,9 @@ def _make(
 ) -> Any:  # noqa: ANN401
     """Stands in front of what makes every group; the default one comes without a list of ranks."""
     if not global_ranks:
-        torchcomms = getattr(c10d, "_use_torchcomms_enabled", bool)
-        choice = choose(
-            str(backend),
-            wanted=_variables.backend_is_wanted(),
-            has_options=kwargs.get("backend_options") is not None,
-            has_gpus=torch.cuda.is_available() and dist.is_nccl_available(),
-            by_torchcomms=torchcomms(),
-        )
+        has_options = kwargs.get("backend_options") is not None
+        choice, log_level = _by_environment(str(backend), has_options=has_options)
         if choice.remark and group_rank == 0:
-            logger = _logging.prepare(Activation.from_env().log_level)
-            logger.log(choice.level, "%s", choice.remark)
+            _logging.prepare(log_level).log(choice.level, "%s", choice.remark)
         backend = choice.backend
     return make(group_size, group_rank, global_ranks, backend, *args, **kwargs)

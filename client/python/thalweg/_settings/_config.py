@@ -32,6 +32,7 @@ from thalweg._settings._variables import (
     ConfigError,
     assignments,
     check_choice,
+    is_off,
     is_on,
     look_up,
     warn_of_unknown,
@@ -177,7 +178,7 @@ class Activation(NamedTuple):
         env = os.environ if environ is None else environ
         if environ is None:
             warn_of_unknown()
-        switches = () if _is_off(env) else SWITCHES
+        switches = () if is_off(env) else SWITCHES
         on = [name for name in switches if name != "THALWEG_CODEC" and is_on(name, env)]
         choosing, remarks = _choosing(env, on) if switches else ([], ())
         asking = [name for name in on if name not in (_FUSED, *CODEC_SWITCHES)]
@@ -206,7 +207,7 @@ class Served(NamedTuple):
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Served:
         """Reads the environment. Raises ConfigError that names the wrong variable."""
         env = os.environ if environ is None else environ
-        asked = ("", None, False) if _is_off(env) else parse_served(*look_up(_PS, env))
+        asked = ("", None, False) if is_off(env) else parse_served(*look_up(_PS, env))
         averaging = [name for name in SWITCHES if name != _FUSED]
         return cls(*asked, tuple(assignments([_PS], env)), tuple(assignments(averaging, env)))
 
@@ -222,7 +223,7 @@ class LocalUpdates(NamedTuple):
         """Reads the environment. Raises ConfigError that names the wrong variable."""
         env = os.environ if environ is None else environ
         name, mode = look_up(_PS_MODE, env)
-        if _is_off(env) or check_choice(name, mode or "0", ("0", "local")) == "0":
+        if is_off(env) or check_choice(name, mode or "0", ("0", "local")) == "0":
             return cls(0, ())
         if (served := Served.from_env(env)).kind:
             raise ConfigError(
@@ -231,10 +232,6 @@ class LocalUpdates(NamedTuple):
             )
         every = check_interval(*look_up(_PS_EVERY, env))
         return cls(every, tuple(assignments([_PS_MODE, _PS_EVERY], env)))
-
-
-def _is_off(env: Mapping[str, str]) -> bool:
-    return env.get("THALWEG_ENABLE") == "0"
 
 
 def local_shards_if_set() -> str | None:

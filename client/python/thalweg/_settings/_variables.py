@@ -107,10 +107,17 @@ def activation_is_wanted(
     return env.get("THALWEG_ENABLE") != "0" and not {None, "", "0"}.issuperset(values)
 
 
+def is_off(environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether THALWEG_ENABLE switches all off. Raises ConfigError unless it is 0, 1 or not
+    set.
+    """
+    name, value = look_up("THALWEG_ENABLE", environ)
+    return check_choice(name, value or "1", ("0", "1")) == "0"
+
+
 def backend_is_wanted(environ: Mapping[str, str] | None = None) -> bool:
     """Returns whether the default process group is to be ours. Raises ConfigError."""
-    env = os.environ if environ is None else environ
-    return is_on("THALWEG_BACKEND", env) and env.get("THALWEG_ENABLE") != "0"
+    return is_on("THALWEG_BACKEND", environ) and not is_off(environ)
 
 
 def process_groups_are_watched(environ: Mapping[str, str] | None = None) -> bool:
@@ -123,12 +130,13 @@ def process_groups_are_watched(environ: Mapping[str, str] | None = None) -> bool
 def compat_is_wanted(environ: Mapping[str, str] | None = None) -> tuple[bool, bool]:
     """Returns whether torch gets the names of AIAK-Training, and whether there is to be an `apex`.
 
-    Any switch asks for the former. Raises ConfigError for a malformed THALWEG_COMPAT.
+    Any switch asks for the former. Raises ConfigError for a malformed THALWEG_COMPAT or
+    THALWEG_ENABLE.
     """
     env = os.environ if environ is None else environ
     value = env.get("THALWEG_COMPAT", "")
     check_choice("THALWEG_COMPAT", value or "0", ("0", "1", "apex"))
-    if env.get("THALWEG_ENABLE") == "0" or value == "0":
+    if is_off(env) or value == "0":
         return False, False
     return value != "" or activation_is_wanted(env), value == "apex"
 
