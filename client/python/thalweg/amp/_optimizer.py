@@ -45,6 +45,7 @@ class MixedOptimizer:
         self.native = native
         self.skip = False  # whether the next step does nothing
         self._pending: float | None = None  # the scale that gradients still carry
+        self._delayed: list[LossScaler] = []  # of the losses that have given these gradients
         self._stash: dict[int, Tensor] = {}  # gradients from before a backward, by id of parameter
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._filled = False
@@ -105,6 +106,7 @@ class MixedOptimizer:
             master.watch.forget()
         self._stash.clear()
         self._pending = None
+        self._delayed = []
         self.skip = self._filled = False
 
     @torch.no_grad()
@@ -144,8 +146,10 @@ class MixedOptimizer:
         """
         if delay_unscale:
             self._pending = scaler.loss_scale()
+            self._delayed.append(scaler)
             return
-        self._pending = None
+        scaler.join(self._delayed)
+        self._pending, self._delayed = None, []
         pairs = self._held.pairs()
         used = [(p, master) for p, master in pairs if p.grad is not None and id(p) not in done]
         own = [p for p in self._held.own if p.grad is not None and id(p) not in done]
@@ -165,6 +169,8 @@ class MixedOptimizer:
         Where they accumulate in the model, under a scale of 1 or after `delay_unscale`, they keep
         what it has added, as in torch, and the scale that they carry.
         """
+        if self._pending is not None:
+            self._delayed.append(scaler)
         if self._pending is not None or scaler.trivial:
             return
         for param in self._held.own:

@@ -82,6 +82,8 @@ class LossScaler:
         self._found: dict[torch.device, Tensor] = {}
         self._unskipped = 0
         self._has_overflow = False
+        # Those of further losses whose gradients this one has divided with its own.
+        self._joined: list[LossScaler] = []
 
     @property
     def dynamic(self) -> bool:
@@ -108,33 +110,49 @@ class LossScaler:
             self._found[device] = torch.zeros((), dtype=torch.float32, device=device)
         return self._found[device]
 
+    def join(self, others: Sequence[LossScaler]) -> None:
+        """Notes that gradients of these scalers' losses are divided together with its own.
+
+        Which of them has overflowed cannot be told, so the next update is one for all.
+        """
+        for other in others:
+            if other is not self and other not in self._joined:
+                self._joined.append(other)
+
     def update_scale(self) -> bool:
-        """Adjusts the scale to what was found since the last update.
+        """Adjusts the scale, and those that have joined, to what was found since the last update.
 
         This waits for the devices, except with a static scale.
 
         Returns:
             Whether the step has to be skipped.
         """
-        skip = self._has_overflow = self._decide()
-        if not self.trivial:
-            tell(self, self._loss_scale, skipped=skip)
+        skip = self._is_found()
+        self._follow(skip, is_told=skip)
+        for other in self._joined:
+            other._follow(skip, is_told=False)
+        self._joined = []
         return skip
 
-    def _decide(self) -> bool:
+    def _is_found(self) -> bool:
+        """Returns whether the step has to be skipped, and forgets what was found."""
         found = self._found
         self._found = {}
-        if not self.dynamic:
-            return False
-        if any(flag.item() for flag in found.values()):
+        return self.dynamic and any(flag.item() for flag in found.values())
+
+    def _follow(self, skip: bool, *, is_told: bool) -> None:
+        """Counts a finite update, or lowers the scale; `is_told`: sidecars count a skipped step."""
+        self._has_overflow = skip
+        if self.dynamic and skip:
             self._loss_scale = self._rule.lowered(self._loss_scale)
             self._unskipped = 0
-            return True
-        self._unskipped += 1
-        if self._unskipped == self._rule.scale_window:
-            self._loss_scale = self._rule.raised(self._loss_scale)
-            self._unskipped = 0
-        return False
+        elif self.dynamic:
+            self._unskipped += 1
+            if self._unskipped >= self._rule.scale_window:
+                self._loss_scale = self._rule.raised(self._loss_scale)
+                self._unskipped = 0
+        if not self.trivial:
+            tell(self, self._loss_scale, skipped=is_told)
 
     def state_dict(self) -> dict[str, float]:
         """Returns `loss_scale` and `unskipped`, the updates since the scale last changed."""
