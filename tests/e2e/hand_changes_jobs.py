@@ -149,26 +149,57 @@ def loaded_into_views() -> list[bool | str]:
 
 
 def published_over_what_is_held_back() -> float:
-    """Trains with local updates in CODEC, publishes zeros, and goes on with steps that change
-    nothing; returns the largest weight.
+    """Trains with local updates in CODEC, publishes zeros, and goes on with steps that change each
+    weight by 1e-6; returns the largest weight.
     """
     model = make_model()
     inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
     optimizer = LocalOptimizer(inner, every=2, outer={"name": "sgd"}, codec=os.environ["CODEC"])
     for step in range(8):
         optimizer.zero_grad()
-        loss(model, step).backward()
+        total = sum(each.sum() for each in model.parameters())
+        (loss(model, step) if step <= 4 else total).backward()
         optimizer.step()
         if step == 4:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
             optimizer.publish()
-            optimizer.param_groups[0]["lr"] = 0.0
+            optimizer.param_groups[0]["lr"] = 1e-6
     return max(float(each.abs().max()) for each in model.parameters())
 
 
+def gone_back_after_an_explosion() -> float:
+    """Trains with CODEC, goes back to a state of before gradients exploded, as HOW says, and goes
+    on; returns the largest change since.
+    """
+    weight = nn.Parameter(torch.zeros(64, 64))
+    optimizer = ServerOptimizer([weight], "sgd", lr=1.0, codec=os.environ["CODEC"])
+
+    def steps(seed: int, size: float) -> None:
+        data = torch.Generator().manual_seed(seed + dist.get_rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            (weight * torch.randn(64, 64, generator=data)).sum().mul(size).backward()
+            optimizer.step()
+
+    steps(1, 1e-3)
+    saved, full = copy.deepcopy(optimizer.state_dict()), optimizer.full_state_dict()
+    before = weight.detach().clone()
+    steps(11, 1e3)
+    with torch.no_grad():
+        weight.copy_(before)
+    if os.environ["HOW"] == "publish":
+        optimizer.publish()
+    else:
+        optimizer.load_state_dict(saved)
+        optimizer.load_full_state_dict(full)
+    steps(21, 1e-3)
+    return float((weight.detach() - before).abs().max())
+
+
 ALL = (
+    gone_back_after_an_explosion,
     published_data,
     left_with_the_last_step,
     closed_over_a_change,

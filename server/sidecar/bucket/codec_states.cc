@@ -88,7 +88,8 @@ absl::Status CodecStates::MoveShardResiduals(const Buckets& buckets, uint32_t ge
   return absl::OkStatus();
 }
 
-absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena) {
+absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena,
+                               bool is_first_node) {
   THALWEG_ASSIGN_OR_RETURN(ParameterStates loaded,
                            DecodeParameterStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);
@@ -97,6 +98,11 @@ absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena)
   THALWEG_RETURN_IF_ERROR(Replace(states_, std::move(loaded)));
   for (const auto& bucket : buckets) {
     if (bucket->codec_memory() != nullptr) bucket->codec_memory()->KeepStates();
+    if (!is_first_node) continue;
+    for (const auto& codec : bucket->compressing()) {
+      const Part* const part = codec->PartWithShardResiduals();
+      if (part != nullptr && part->round > 0) codec->ZeroShardResiduals();
+    }
   }
   return absl::OkStatus();
 }

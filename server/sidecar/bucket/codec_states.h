@@ -44,9 +44,10 @@ class CodecStates {
   // to whichever shard sums the same elements then. Each read takes at most `timeout`.
   absl::Status MoveShardResiduals(const Buckets& buckets, uint32_t generation, ShardGroup& shards,
                                   Duration timeout);
-  // Puts the states that `arena` holds in the place of those here. Errors change nothing:
-  // FailedPrecondition (a round is in flight), InvalidArgument (not states, or of other sizes).
-  absl::Status Load(const Buckets& buckets, const BucketArena& arena);
+  // Puts the states that `arena` holds in the place of all that are here, and on the first node of
+  // what shards have left out. Errors change nothing: FailedPrecondition (a round is in flight),
+  // InvalidArgument (not states, or of other sizes).
+  absl::Status Load(const Buckets& buckets, const BucketArena& arena, bool is_first_node);
 
  private:
   static absl::Status CheckIdle(const Buckets& buckets);

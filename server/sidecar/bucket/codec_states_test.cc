@@ -49,7 +49,7 @@ TEST_F(CodecStatesTest, WhatIsLoadedIsWhatWasSaved) {
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_EQ(RoundsIn(*saved), 3u);
   TakeThroughARound(bucket, 1);
-  ASSERT_TRUE(states_.Load(table_.All(), *saved).ok());
+  ASSERT_TRUE(states_.Load(table_.All(), *saved, true).ok());
   TakeThroughARound(bucket, 1);
   EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 4u);
 }
@@ -61,7 +61,7 @@ TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
   states["w0"]->residual = std::vector<float>(kElems, 3);
   auto arena = *BucketArena::Create("states", EncodedBytes(states), true);
   Encode(states, {arena.payload(), arena.payload_bytes()});
-  ASSERT_TRUE(states_.Load(table_.All(), arena).ok());
+  ASSERT_TRUE(states_.Load(table_.All(), arena, true).ok());
   BucketCodec& codec = *bucket.bucket->compressing()[0];
   for (const double scale : {1024.0, 2048.0}) {
     ASSERT_TRUE(codec.FollowLossScale(scale).ok());
@@ -70,6 +70,23 @@ TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
     const auto read = DecodeParameterStates({saved->payload(), saved->payload_bytes()});
     EXPECT_EQ(read->at("w0")->residual, std::vector<float>(kElems, 3));
   }
+}
+
+TEST_F(CodecStatesTest, FirstNodeHasShardsDropWhatALoadedStateLacks) {
+  TestBucket bucket = Announce(table_, 0, kElems, 1);
+  BucketCodec& codec = *bucket.bucket->compressing()[0];
+  auto nothing = *BucketArena::Create("states", EncodedBytes({}), true);
+  Encode({}, {nothing.payload(), nothing.payload_bytes()});
+  ASSERT_TRUE(states_.Load(table_.All(), nothing, true).ok());
+  EXPECT_FALSE(codec.keeps_shard_residuals()) << "no round has left any there";
+  TakeThroughARound(bucket, 1);
+  codec.FindPart(codec.PartWithShardResiduals()->bucket.id.part)->round = 1;
+  ASSERT_TRUE(states_.Load(table_.All(), nothing, false).ok());
+  EXPECT_FALSE(codec.keeps_shard_residuals());
+  ASSERT_TRUE(states_.Load(table_.All(), nothing, true).ok());
+  EXPECT_EQ(codec.ShardResidual(0), std::vector<float>(codec.ShardResidual(0).size(), 0));
+  EXPECT_TRUE(codec.keeps_shard_residuals());
+  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 0u);
 }
 
 TEST_F(CodecStatesTest, NewLayoutGoesOnWithTheStatesOfTheOldOne) {
@@ -91,7 +108,7 @@ TEST_F(CodecStatesTest, NeitherSavesNorLoadsWhileARoundIsInFlight) {
   ASSERT_TRUE(saved.ok());
   ASSERT_TRUE(*bucket.bucket->Submit(0, {bucket.bucket->id(), 1}, Now()));
   for (const absl::Status& status : {states_.Save(table_.All(), nullptr, kTestPatience).status(),
-                                     states_.Load(table_.All(), *saved)}) {
+                                     states_.Load(table_.All(), *saved, true)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr("round 1 of bucket 0 was in flight"));
   }
@@ -99,7 +116,7 @@ TEST_F(CodecStatesTest, NeitherSavesNorLoadsWhileARoundIsInFlight) {
 
 TEST_F(CodecStatesTest, BytesThatAreNoStatesAreRefused) {
   auto arena = *BucketArena::Create("states", 8, true);
-  EXPECT_EQ(states_.Load(table_.All(), arena).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(states_.Load(table_.All(), arena, true).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CodecStatesTest, LayoutIsReplacedOnlyBetweenRoundsAndByANewerOne) {

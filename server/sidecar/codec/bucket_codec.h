@@ -109,6 +109,8 @@ class BucketCodec {
   virtual void KeepShardResidual(uint32_t /*chunk*/, std::span<const float> /*residual*/) {}
   virtual std::vector<float> ShardResidual(uint32_t /*chunk*/) const { return {}; }
   virtual void ForgetShardResiduals() {}
+  // Sets zeros for the tensors for which none is here, so that shards drop what they have.
+  virtual void ZeroShardResiduals() {}
   // Returns whether such residuals are here: set or loaded, and not forgotten since.
   virtual bool keeps_shard_residuals() const { return false; }
 

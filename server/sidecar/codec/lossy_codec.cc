@@ -73,6 +73,13 @@ void LossyCodec::ForgetShardResiduals() {
   for (const auto& state : states_) state->shard_residual = {};
 }
 
+void LossyCodec::ZeroShardResiduals() {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    std::vector<float>& kept = states_[i]->shard_residual;
+    if (kept.empty()) kept.resize(tensors_.layout().tensors[i].Elems());
+  }
+}
+
 bool LossyCodec::keeps_shard_residuals() const {
   return std::any_of(states_.begin(), states_.end(),
                      [](const auto& state) { return !state->shard_residual.empty(); });

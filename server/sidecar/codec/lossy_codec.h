@@ -29,6 +29,7 @@ class LossyCodec : public OnePartCodec {
   void KeepShardResidual(uint32_t chunk, std::span<const float> residual) final;
   std::vector<float> ShardResidual(uint32_t chunk) const final;
   void ForgetShardResiduals() final;
+  void ZeroShardResiduals() final;
   bool keeps_shard_residuals() const final;
   std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
   // Also what no shard sees: finite means that are too large for the bucket's type.

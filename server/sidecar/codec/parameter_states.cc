@@ -163,7 +163,9 @@ absl::Status Replace(ParameterStates& states, ParameterStates loaded) {
     THALWEG_RETURN_IF_ERROR(CheckSize(name, elems, state->residual));
     THALWEG_RETURN_IF_ERROR(CheckSize(name, elems, state->shard_residual));
   }
+  for (const auto& [name, state] : states) loaded.try_emplace(name, nullptr);
   for (auto& [name, state] : loaded) {
+    if (state == nullptr) state = std::make_shared<ParameterState>();
     std::shared_ptr<ParameterState>& known = states[name];
     if (known == nullptr) known = std::make_shared<ParameterState>();
     const size_t elems = known->residual.size();

@@ -61,8 +61,8 @@ void Encode(const ParameterStates& states, std::span<std::byte> out);
 // earlier release has made them.
 absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte> bytes);
 
-// Puts `loaded` in the place of states of the same names, which keep their addresses; one without
-// residual makes a residual that is there zero.
+// Puts `loaded` in the place of the states that there are, which keep their addresses: those of
+// other names begin anew, and one without residual makes a residual that is there zero.
 // InvalidArgument names a parameter whose sizes differ; then nothing has changed.
 absl::Status Replace(ParameterStates& states, ParameterStates loaded);
 

@@ -111,6 +111,12 @@ TEST(ParameterStatesTest, ReplacingKeepsAddressesAndRefusesOtherSizes) {
   EXPECT_EQ(states["a"], address);
   EXPECT_EQ(address->residual, (std::vector<float>{9, 8, 7, 6}));
   EXPECT_EQ(states.count("new"), 1u);
+  // What the loaded states do not name begins anew.
+  const auto other = states["new"];
+  ASSERT_TRUE(Replace(states, {}).ok());
+  EXPECT_EQ(states["new"], other);
+  EXPECT_EQ(other->rounds, 0u);
+  EXPECT_EQ(other->residual, (std::vector<float>{0}));
 
   ParameterStates wrong;
   wrong["a"] = std::make_shared<ParameterState>(ParameterState{Floats{1, 2}, {}, 3, {}});

@@ -29,6 +29,11 @@ class _Parameter(NamedTuple):
     held_back: bytes | memoryview
 
 
+def nothing() -> bytes:
+    """Returns the state of a codec that has not begun with any parameter."""
+    return _join([])
+
+
 def without_residuals(state: bytes) -> bytes:
     """Returns what is equal on all nodes: each parameter's count of rounds, and its factor.
 

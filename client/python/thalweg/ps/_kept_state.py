@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
+from thalweg._attach import _codec_states
 from thalweg._job import _collectives
 from thalweg.optim._state import load_unrounded
 from thalweg.ps import _joining
@@ -93,6 +94,12 @@ class KeptState(FixedGroups):
             self._serving.meet()
             self._serving.state.read(self.state)
             self._serving.state.recall()
+            self._forget_rests()
+
+    def _forget_rests(self) -> None:
+        """The weights are about to be others: what codecs hold back is of the former ones."""
+        if self._joined.job.place.local_rank == 0:
+            self._joined.session.load_codec_state(_codec_states.nothing())
 
     @or_rolled_back
     def state_dict(self) -> dict[str, Any]:
@@ -121,6 +128,7 @@ class KeptState(FixedGroups):
         self._serving.check_rule(self.param_groups)
         self._serving.state.check(self.state)
         self._serving.state.recall()
+        self._forget_rests()
 
     def _show_state(self) -> None:
         """torch has made `state` a dictionary of its own."""
@@ -158,6 +166,7 @@ class KeptState(FixedGroups):
             self._serving.state.await_first()
         _joining.broadcast(self._wishes.group, self.param_groups)
         self._serving.updates = steps
+        self._forget_rests()
         return steps
 
     def _read_snapshot(self, folders: list[str | Path], identity: str | None) -> int:

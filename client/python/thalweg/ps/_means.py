@@ -59,17 +59,17 @@ class CodecMeans:
         return {"codec": self._codec, "saved_by": self._me, "held": held}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. What another node holds back is left out, and that is said; counts of
-        exchanges and factors, which are equal on all nodes, are then rank 0's. All workers call it.
-        Raises ValueError on all.
+        """Goes on from there, and from nothing where that has nothing. What another node holds back
+        is left out, and that is said; counts of exchanges and factors, which are equal on all
+        nodes, are then rank 0's. All workers call it. Raises ValueError on all.
         """
         shared = self._of_rank_0(state)
         if not self._is_keeper:
             return
         lost = is_lost(state, self._codec, self._me)
-        # Without rank 0's nobody loads: nodes must count alike.
-        if shared is not None:
-            self._session.load_codec_state(shared if lost else state["held"])
+        if shared is None:  # nodes must count alike
+            shared, lost = _codec_states.nothing(), True
+        self._session.load_codec_state(shared if lost else state["held"])
 
     def _of_rank_0(self, state: Mapping[str, Any]) -> bytes | None:
         """Returns what rank 0's state has that is equal on all nodes."""
