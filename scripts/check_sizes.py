@@ -28,7 +28,6 @@ _EXCEPTIONS = {
     "client/python/thalweg/_C.pyi",
     "client/python/tests/optim_sharded_worker.py",
     "core/device/fake_runtime.h",
-    "core/ipc/message.h",
     "server/aggregator/job.h",
 }
 
