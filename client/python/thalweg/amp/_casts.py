@@ -62,7 +62,8 @@ class Casting:
             return tensor
         is_param = tensor.is_leaf and tensor.requires_grad and dtype is self.half_dtype
         # Before an evaluation, scripts write other weights through `.data`.
-        if self.caching and is_param and torch.is_grad_enabled() and not _is_captured(tensor):
+        keeps = self.caching and is_param and torch.is_grad_enabled()
+        if keeps and not _belongs_to_others(tensor):
             return self._cached(tensor, dtype, name)
         self._say(tensor.dtype, dtype, name)
         return tensor.to(dtype)
@@ -82,6 +83,14 @@ class Casting:
     def _say(self, before: torch.dtype, after: torch.dtype, name: str) -> None:
         if self.verbose:
             print(f"{_SHORT[before]}->{_SHORT[after]} ({name})")
+
+
+def _belongs_to_others(tensor: Tensor) -> bool:
+    """Returns whether a copy of it would end with a transform of torch.func or a CUDA graph.
+
+    Tensors within transforms have no memory either by which a copy could be kept.
+    """
+    return torch._C._are_functorch_transforms_active() or _is_captured(tensor)
 
 
 def _is_captured(tensor: Tensor) -> bool:
