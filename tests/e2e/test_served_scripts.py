@@ -71,8 +71,10 @@ def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(
 )
 def test_pull_and_overlap_may_be_wished_for(wishes, codec, tmp_path):
     plain, _, _ = run("adamw", tmp_path)
-    served, _, _ = run("adamw", tmp_path, THALWEG_PS=wishes, THALWEG_CODEC=codec)
+    env = {"THALWEG_CODEC": codec, "THALWEG_NODE_REDUCE": "workers"}
+    served, output, _ = run("adamw", tmp_path, THALWEG_PS=wishes, **env)
     assert served[0]["digest"] == served[1]["digest"] != plain[0]["digest"]
+    assert output.count("THALWEG_NODE_REDUCE=workers has no effect with ServerOptimizer: each") == 1
 
 
 def test_zeros_move_weights_of_unused_layers_that_no_forward_pass_has_waited_for(tmp_path):

@@ -226,6 +226,7 @@ LOCAL = {"THALWEG_PS_MODE": "local"}
         (Served, {"THALWEG_PS": "adagrad"}, "THALWEG_PS is 'adagrad', expected auto, sgd, adam"),
         (Served, {"THALWEG_PS": "sgd:pull=zip"}, "THALWEG_PS's pull is 'zip', expected fp32"),
         (Served, {"THALWEG_PS": "sgd:overlap=2"}, "THALWEG_PS's overlap is '2', expected 0 or 1"),
+        (Served, {"THALWEG_PS": "auto:overlap=1,overlap=0"}, "overlap=0': overlap is given twice"),
         (Served, {"THALWEG_PS": "sgd:push=bf16"}, "THALWEG_PS has 'push=bf16', expected pull="),
         (
             Served,

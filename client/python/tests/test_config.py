@@ -63,6 +63,7 @@ def test_values_are_read():
         ("THALWEG_LOCAL_SHARDS", "yes"),
         ("THALWEG_MIN_NODES", "-1"),
         ("THALWEG_MIN_NODES", "most"),
+        ("THALWEG_MIN_NODES", "\N{FULLWIDTH DIGIT TWO}"),
         ("THALWEG_NODE_REDUCE", "worker"),
         ("THALWEG_RECONNECT", "-1"),
         ("THALWEG_RECONNECT", "3601"),
@@ -76,6 +77,8 @@ def test_values_are_read():
         ("THALWEG_TIMEOUT", "nan"),
         ("THALWEG_TIMEOUT", "inf"),
         ("THALWEG_TIMEOUT", "soon"),
+        ("THALWEG_TIMEOUT", "\N{FULLWIDTH DIGIT TWO}"),
+        ("THALWEG_TIMEOUT", "3_0"),
     ],
 )
 def test_malformed_value_is_refused_by_name(name, value):

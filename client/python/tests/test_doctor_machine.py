@@ -93,6 +93,7 @@ def test_every_variable_has_a_meaning():
     assert set(_doctor_variables.meanings()) == set(_variables.KNOWN)
 
 
+WORKERS = {"THALWEG_NODE_REDUCE": "workers"}
 RANK = "AIAK_MATRIX_APPROXIMATION_RANK"
 
 
@@ -143,6 +144,25 @@ def test_host_whose_name_has_no_address_is_noted_as_loopback(monkeypatch):
         ),
         ({RANK: "4"}, RANK, "AIAK_POWERSGD_COMPRESSION is off"),
         ({RANK: "4", "THALWEG_POWERSGD_COMPRESSION": "1"}, RANK, ""),
+        (
+            {RANK: "4", "THALWEG_POWERSGD_COMPRESSION": "0", "AIAK_POWERSGD_COMPRESSION": "1"},
+            RANK,
+            "because THALWEG_POWERSGD_COMPRESSION is off",
+        ),
+        (
+            {"THALWEG_PS_EVERY": "50", "THALWEG_PS_MODE": "0"},
+            "THALWEG_PS_EVERY",
+            "because THALWEG_PS_MODE is not local",
+        ),
+        ({"THALWEG_PS_EVERY": "50", "THALWEG_PS_MODE": "local"}, "THALWEG_PS_EVERY", ""),
+        (WORKERS | {"THALWEG_PS": "auto"}, "THALWEG_NODE_REDUCE", "because THALWEG_PS wins over"),
+        (
+            WORKERS | {"THALWEG_PS_MODE": "local"},
+            "THALWEG_NODE_REDUCE",
+            "because THALWEG_PS_MODE=local wins over",
+        ),
+        (WORKERS | {"THALWEG_PS": "0"}, "THALWEG_NODE_REDUCE", ""),
+        (WORKERS | {"THALWEG_PS": "auto", "THALWEG_ENABLE": "0"}, "THALWEG_NODE_REDUCE", ""),
         (
             {"THALWEG_INTERFACE": "eth0", "THALWEG_SIDECAR": "/s"},
             "THALWEG_INTERFACE",

@@ -69,13 +69,15 @@ def test_importing_thalweg_first_is_no_circle():
 
 
 @pytest.mark.parametrize("local_rank", ["", "0", "1"])
-def test_misspelt_variable_that_activates_nothing_is_warned_about_once_per_node(local_rank):
-    loaded, said = import_torch(AIAK_FP16_COMPRESION="1", LOCAL_RANK=local_rank)
+def test_variables_that_activate_nothing_are_warned_about_once_per_node(local_rank):
+    useless = {"AIAK_FP16_COMPRESION": "1", "THALWEG_PS_EVERY": "50", "THALWEG_PS_MODE": "0"}
+    loaded, said = import_torch(**useless, LOCAL_RANK=local_rank)
     assert loaded["init"].endswith("torch/nn/parallel/distributed.py")
     if local_rank == "1":
         assert said == ""
     else:
         assert said.count("unknown environment variable AIAK_FP16_COMPRESION is ignored") == 1
+        assert said.count("THALWEG_PS_EVERY=50 has no effect without THALWEG_PS_MODE=local") == 1
 
 
 SUBPACKAGES = """

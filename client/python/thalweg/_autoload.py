@@ -18,6 +18,7 @@ def activate() -> None:
 
         os.environ.update(_variables.absolute_folders())
         _variables.warn_of_unknown()
+        _variables.warn_of_unused()
         _backend.register()
         if _variables.process_groups_are_watched():
             from thalweg._c10d import _default_group

@@ -20,7 +20,8 @@ MAX_CHUNK_BYTES = 4 << 20
 MAX_TIMEOUT = 86400  # seconds
 _MAX_PATIENCE = 3600  # seconds
 PS_KINDS = ("sgd", "adam", "adamw", "lamb")  # of optimizers that shards can run
-_PULLS = ("fp32", "bf16", "fp16", "int8", "onebit")
+# What THALWEG_PS may say beside the kind.
+_WISHES = {"pull": ("fp32", "bf16", "fp16", "int8", "onebit"), "overlap": ("0", "1")}
 
 
 def check_codec(what: str, value: Codec | Policy | str) -> str:
@@ -42,7 +43,7 @@ def check_codec(what: str, value: Codec | Policy | str) -> str:
 def check_chunk_bytes(what: str, value: str | int) -> int:
     if value == "auto":
         return 0
-    number = int(value) if str(value).isdecimal() else -1
+    number = _whole(value)
     if not MIN_CHUNK_BYTES <= number <= MAX_CHUNK_BYTES:
         bounds = f"{MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
         raise ConfigError(f"{what} is {value!r}, expected auto or a number from {bounds}")
@@ -50,9 +51,10 @@ def check_chunk_bytes(what: str, value: str | int) -> int:
 
 
 def check_count(what: str, value: str | int) -> int:
-    if not str(value).isdecimal():
+    number = _whole(value)
+    if number < 0:
         raise ConfigError(f"{what} is {value!r}, expected a whole number, 0 or more")
-    return int(value)
+    return number
 
 
 def check_local_shards(what: str, value: str | bool) -> str:
@@ -61,7 +63,7 @@ def check_local_shards(what: str, value: str | bool) -> str:
 
 def check_ports(what: str, value: str) -> str:
     ends = value.split("-")
-    numbers = [int(end) if end.isdecimal() else -1 for end in ends]
+    numbers = [_whole(end) for end in ends]
     is_range = len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] < 65536
     if not is_range and not (len(numbers) == 1 and 0 <= numbers[0] < 65536):
         raise ConfigError(f"{what} is {value!r}, expected a port, 0 for any, or FIRST-LAST")
@@ -94,7 +96,7 @@ def parse_addresses(what: str, value: str) -> tuple[str, ...]:
         if "//" in address:
             raise ConfigError(f"{what} contains {address!r}, expected host:port, without a scheme")
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not host or not 0 < _whole(port) < 65536:
             raise ConfigError(f"{what} contains {address!r}, expected host:port")
         if ":" in host and host[0] + host[-1] != "[]":
             raise ConfigError(f"{what} contains {address!r}, expected an IPv6 address in []")
@@ -110,9 +112,10 @@ def check_patience(what: str, value: str | float) -> float:
 
 
 def check_interval(what: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit() and int(value)):
+    number = _whole(value)
+    if number < 1:
         raise ConfigError(f"{what} is {value!r}, expected a number of steps, such as 50")
-    return int(value)
+    return number
 
 
 def parse_served(what: str, value: str) -> tuple[str, str | None, bool]:
@@ -125,20 +128,27 @@ def parse_served(what: str, value: str) -> tuple[str, str | None, bool]:
     if kind in ("", "0"):
         return "", None, False
     check_choice(what, kind, ("auto", *PS_KINDS))
-    pull, overlap = None, False
+    found: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, _, given = part.partition("=")
-        if key == "pull":
-            pull = check_choice(f"{what}'s pull", given, _PULLS)
-        elif key == "overlap":
-            overlap = check_choice(f"{what}'s overlap", given, ("0", "1")) == "1"
-        else:
+        if key not in _WISHES:
             raise ConfigError(f"{what} has {part!r}, expected pull=… or overlap=…")
-    return kind, pull, overlap
+        if key in found:
+            raise ConfigError(f"{what} is {value!r}: {key} is given twice")
+        found[key] = check_choice(f"{what}'s {key}", given, _WISHES[key])
+    return kind, found.get("pull"), found.get("overlap") == "1"
+
+
+def _whole(value: str | int) -> int:
+    """Returns the number; -1 if it is none in ASCII digits: servers read no others."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() else -1
 
 
 def _seconds(value: str | float) -> float:
+    """Returns the number; -1 if it is none that servers would read."""
+    text = str(value)
     try:
-        return float(value)
+        return float(text) if text.isascii() and "_" not in text else -1.0
     except ValueError:
         return -1.0

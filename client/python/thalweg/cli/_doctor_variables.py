@@ -15,6 +15,7 @@ from thalweg._settings._variables import (
     SWITCHES,
     ConfigError,
     compat_is_wanted,
+    look_up,
     misspelt,
 )
 from thalweg.cli._finding import Finding
@@ -55,8 +56,10 @@ def without_effect(env: Mapping[str, str], variable: str, name: str) -> str:
     """Returns why a variable that stands for `name` does nothing; empty: it does something."""
     of_powersgd, hosting = name in POWERSGD, name in _HOSTING
     no_code = name in _WITHOUT_CODE and name != "THALWEG_ENABLE"
-    switch = "THALWEG_POWERSGD_COMPRESSION"
-    powersgd_is_on = "1" in (env.get(switch), env.get(AIAK[switch]))
+    switch, powersgd = look_up("THALWEG_POWERSGD_COMPRESSION", env)
+    switch = switch if env.get(switch) else AIAK[switch]
+    by_workers = name == "THALWEG_NODE_REDUCE" and env.get(name) == "workers"
+    exchange = _exchange(env)
     off = {variable: env.get(variable) == "0" for variable in _OFF}
     reasons = (
         (variable != name and env.get(name), f"because {name} wins over it"),
@@ -70,11 +73,21 @@ def without_effect(env: Mapping[str, str], variable: str, name: str) -> str:
             "because THALWEG_CODEC wins over it",
         ),
         (
-            name == "THALWEG_PS_EVERY" and not env.get("THALWEG_PS_MODE"),
+            name == "THALWEG_PS_EVERY" and env.get("THALWEG_PS_MODE") != "local",
             "because THALWEG_PS_MODE is not local",
         ),
-        (of_powersgd and not powersgd_is_on, f"because {AIAK[switch]} is off"),
+        (by_workers and exchange, f"without code, because {exchange} wins over what attaches"),
+        (of_powersgd and powersgd != "1", f"because {switch} is off"),
         (hosting and env.get("THALWEG_SIDECAR"), "because THALWEG_SIDECAR names one that runs"),
         (hosting and off["THALWEG_LOCAL_SHARDS"], "because THALWEG_LOCAL_SHARDS is 0"),
     )
     return next((f"it does nothing {why}" for holds, why in reasons if holds), "")
+
+
+def _exchange(env: Mapping[str, str]) -> str:
+    """Returns the variable by which optimizers, and not modules, exchange; empty: none does."""
+    if env.get("THALWEG_ENABLE") == "0":
+        return ""
+    if env.get("THALWEG_PS_MODE") == "local":
+        return "THALWEG_PS_MODE=local"
+    return "THALWEG_PS" if env.get("THALWEG_PS", "0") not in ("", "0") else ""

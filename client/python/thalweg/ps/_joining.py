@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,7 @@ def join(
         config, network = Config.from_env({}), Network.from_env({})
         codecs = policy.parse(config.codec)
         problem = str(error)  # the others must hear of it as well
+    ignored = tuple(_without_effect(config, codecs, optimizer))
     config = config._replace(
         step_timeout=config.step_timeout or _process_group.timeout_of(group),
         node_reduce="sidecar",
@@ -99,13 +100,9 @@ def join(
     workers = _member.meet(me, meeting)
     job = _member.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
-    if config.residuals and not are_dense(codecs) and job.place.node == job.place.local_rank == 0:
-        _log.warning(
-            "job %s: THALWEG_RESIDUALS has no effect with %s: only nodes behind "
-            "DistributedDataParallel keep files of what they hold back",
-            job.name,
-            optimizer,
-        )
+    if job.place.node == job.place.local_rank == 0:
+        for text in ignored:
+            _log.warning("job %s: %s", job.name, text)
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, config.reconnect)
     return Joined(
         job, codecs, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout
@@ -119,6 +116,20 @@ def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]
         tensors = [tensor.data for tensor in tensors]  # these do not change, and torch counts none
     if tensors:
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
+
+
+def _without_effect(config: Config, codecs: Policy, optimizer: str) -> Iterator[str]:
+    """Yields what is set and means nothing here, and why."""
+    if config.residuals and not are_dense(codecs):
+        yield (
+            f"THALWEG_RESIDUALS has no effect with {optimizer}: only nodes behind "
+            "DistributedDataParallel keep files of what they hold back"
+        )
+    if config.node_reduce != "sidecar":
+        yield (
+            f"THALWEG_NODE_REDUCE={config.node_reduce} has no effect with {optimizer}: each worker "
+            "gives the sidecar what it has, and that sums it"
+        )
 
 
 def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -> str:
