@@ -88,6 +88,15 @@ def test_state_of_half_parameters_is_float32_and_resumes_with_the_same_bits(kind
     assert kinds == {torch.float32}
 
 
+@pytest.mark.parametrize("kind", [FusedNovoGrad, FusedAdagrad])
+def test_groups_that_are_to_ascend_are_refused_where_nothing_does(kind):
+    with pytest.raises(ValueError, match=f"{kind.__name__} has no maximize"):
+        kind([{"params": parameters(), "maximize": True}])
+    optimizer = kind([{"params": parameters(), "maximize": False}])
+    with pytest.raises(ValueError, match="has no maximize"):
+        optimizer.add_param_group({"params": parameters(), "maximize": True})
+
+
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(3, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

@@ -1,6 +1,7 @@
 """Tests `apex.optimizers.FusedSGD` against its formulas in float64."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -107,3 +108,25 @@ def test_sgd_needs_a_rate_only_where_no_group_has_one():
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
     with pytest.raises(ValueError, match="a group has no lr"):
         FusedSGD([first])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("after", [False, True])
+def test_groups_that_ask_for_it_ascend_whatever_computes_the_step(after, dtype):
+    numbers = (0.9, 0.0, 0.1)  # momentum, dampening, decay
+    params = parameters(dtype)
+    descend = sgd(*numbers, nesterov=False, after=after)
+    expected = exact(params, lambda state, p, g, t: descend(state, p, -g, t))
+    groups = [{"params": params, "maximize": True}]
+    run(FusedSGD(groups, LR, *numbers, wd_after_momentum=after), params)
+    assert distance(params, expected) <= bound(STEPS, LR)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copy_of_an_sgd_has_the_same_keys_in_its_checkpoint(duplicate):
+    params = parameters()
+    optimizer = FusedSGD(params, LR, 0.9)
+    run(optimizer, params)
+    assert {key for s in duplicate(optimizer).state_dict()["state"].values() for key in s} == {
+        "momentum_buffer"
+    }

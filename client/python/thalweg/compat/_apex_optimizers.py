@@ -17,6 +17,7 @@ from thalweg.optim._moments import Batch, adam_updates, refuse_unusable, subtrac
 from thalweg.optim._refusals import remembered_refusals
 from thalweg.optim._settings import SettingsMixin
 from thalweg.optim._shards import local_grad, local_of, local_state
+from thalweg.optim._state import hide_steps
 from thalweg.optim._steps import adam_step, grad_scale, sgd_step
 from thalweg.optim.lamb import LAMB
 
@@ -158,6 +159,10 @@ class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
             raise ValueError("a group has no lr, expected one in each group or an argument lr")
         super().add_param_group(param_group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        hide_steps(self)  # copies and pickles have lost it
+
     def _step_fused(self) -> None:
         with remembered_refusals(self):
             if self.wd_after_momentum:
@@ -203,7 +208,7 @@ class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
             group["nesterov"],
             is_first,
             self.wd_after_momentum,
-            1 / scale,
+            (-1 if group["maximize"] else 1) / scale,
         )
         increment_version(params)  # DTensors do not notice writes to their parts
 

@@ -28,6 +28,11 @@ class _ByTensor(SettingsMixin, Optimizer):
         self._set_grad_none = set_grad_none
         super().__init__(params, defaults)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is Optimizer.add_param_group; raises ValueError for a group with `maximize`."""
+        refuse(type(self).__name__, maximize=bool(param_group.get("maximize")))
+        super().add_param_group(param_group)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Updates once; returns what `closure` returns.
