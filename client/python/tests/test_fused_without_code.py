@@ -122,3 +122,20 @@ def test_malformed_variable_is_refused_by_name_in_the_first_step():
     result = run(AIAK_FUSED_OPTIMIZER="yes")
     assert result.returncode != 0
     assert "AIAK_FUSED_OPTIMIZER is 'yes', expected 0 or 1" in result.stderr
+
+
+COPIED = """
+import copy, json, pickle, torch
+param = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([param], lr=0.1, momentum=0.9)
+param.sum().backward()
+optimizer.step()
+copies = [optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+print(json.dumps([sorted(each.state_dict()["state"][0]) for each in copies]))
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"THALWEG_FUSED_OPTIMIZER": "1"}])
+def test_copies_of_an_sgd_have_torchs_keys_in_their_checkpoints(variables):
+    done = run(COPIED, **variables)
+    assert json.loads(done.stdout) == [["momentum_buffer"]] * 3, done.stderr

@@ -25,6 +25,7 @@ def activate() -> None:
     for kind, name in ((SGD, "sgd_step"), (Adam, "adam_step")):
         step = functools.partial(_step, kind, name)
         _patches.install("fused_optimizers", kind, "step", step)
+    _patches.install("fused_optimizers", SGD, "__setstate__", _set_and_hide)
 
 
 def _step(
@@ -47,6 +48,20 @@ def _step(
         fallbacks[reason] += 1
         original(optimizer)
     return loss
+
+
+def _set_and_hide(
+    set_state: Callable[[Optimizer, dict[str, Any]], None],
+    optimizer: Optimizer,
+    /,
+    state: dict[str, Any],
+) -> None:
+    """Hides the steps that a copy or pickle has brought along; torch's SGD counts none."""
+    set_state(optimizer, state)
+    if any("step" in each for each in optimizer.state.values()):
+        from thalweg.optim._state import hide_steps
+
+        hide_steps(optimizer)
 
 
 @torch.no_grad()

@@ -143,6 +143,12 @@ DECLARED = (
         SGD, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
     ),
     Method(
+        SGD,
+        "__setstate__",
+        (Layer("fused_optimizers", "copies hide the steps that fused ones count"),),
+        compiled=False,
+    ),
+    Method(
         Adam, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
     ),
     Method(
