@@ -88,9 +88,10 @@ def test_same_random_numbers_are_drawn_as_without_it():
     assert draw(DevicePrefetcher) == draw(lambda loader: loader)
 
 
-def test_depth_must_be_positive():
-    with pytest.raises(ValueError, match="depth is 0, expected 1 or more batches"):
-        DevicePrefetcher([], depth=0)
+@pytest.mark.parametrize("depth", [0, 1.5])
+def test_depth_must_be_a_positive_whole_number(depth):
+    with pytest.raises(ValueError, match=f"depth is {depth}, expected a whole number, 1 or more"):
+        DevicePrefetcher([], depth=depth)
 
 
 class FakeStream:

@@ -26,7 +26,8 @@ class DevicePrefetcher(Generic[_Batch]):
     Batches are tensors, or tuples, lists and dictionaries that contain some; all else in them stays
     as it is. Copies to a GPU go through pinned memory on a stream of their own, so that they take
     place beside computation; let the loader pin (`pin_memory=True`), which it does in a thread. On
-    the CPU batches are only loaded ahead. Loading happens in the thread that iterates, so that
+    the CPU batches are only loaded ahead: they are the loader's own tensors, which it must not fill
+    anew for the batches that follow. Loading happens in the thread that iterates, so that
     random numbers are drawn in the same order in every run; give the loader `num_workers` to load
     beside computation.
 
@@ -45,9 +46,11 @@ class DevicePrefetcher(Generic[_Batch]):
     def __init__(
         self, loader: Iterable[_Batch], device: torch.device | str = "cpu", *, depth: int = 2
     ) -> None:
-        """Raises ValueError if `depth` is not positive, and RuntimeError for an unknown device."""
-        if depth < 1:
-            raise ValueError(f"thalweg: depth is {depth}, expected 1 or more batches")
+        """Raises ValueError unless `depth` is a positive whole number, and RuntimeError for an
+        unknown device.
+        """
+        if depth < 1 or depth != int(depth):
+            raise ValueError(f"thalweg: depth is {depth!r}, expected a whole number, 1 or more")
         self.loader = loader
         self.device = torch.device(device)
         self.batches = 0

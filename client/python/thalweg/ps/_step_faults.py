@@ -18,7 +18,9 @@ USED_TOO_EARLY = (
 PUSHED_TWICE = (
     "got another gradient before step(), when its first one had been pushed: call step() after "
     "each backward pass, and put all passes of a step but the last into `with "
-    "optimizer.accumulate():`"
+    "optimizer.accumulate():`. In a pass whose gradients are thrown away, such as that of a "
+    "generator through its discriminator, the module is frozen, or the pass is put into no_sync() "
+    "or accumulate(), after zero_grad()"
 )
 OTHER_SETTINGS = (
     "a group's settings have changed between backward() and step(), when the shards had used the "
