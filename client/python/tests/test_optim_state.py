@@ -148,3 +148,22 @@ def test_copy_of_sgd_saves_what_torchs_saves(copied):
     param.grad = torch.ones(3)
     optimizer.step()
     assert [*copied(optimizer).state_dict()["state"][0]] == ["momentum_buffer"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB])
+def test_hook_after_loading_has_the_last_word_on_moments(kind, dtype):
+    params = make_params(dtype)
+    first, second = kind(params), kind(params)
+    run(first, params, 0, 1)
+    seen = []
+
+    def hook(optimizer):
+        for state in optimizer.state.values():
+            seen.append(state["exp_avg"].dtype)
+            state["exp_avg"] = torch.full_like(state["exp_avg"], 2.0)
+
+    second.register_load_state_dict_post_hook(hook)
+    second.load_state_dict(first.state_dict())
+    assert set(seen) == {torch.float32}
+    assert all((state["exp_avg"] == 2.0).all() for state in second.state.values())

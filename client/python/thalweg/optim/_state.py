@@ -56,13 +56,20 @@ def load_unrounded(
     def remember(_: Optimizer, changed: dict[str, Any]) -> None:
         seen[:] = [changed]
 
-    # This hook comes last: the others may replace the dictionary.
-    hook = optimizer.register_load_state_dict_pre_hook(remember)
+    def restore(_: Optimizer) -> None:
+        _restore_precision(optimizer, seen[0])
+
+    # The first comes after all hooks of others, which may replace the dictionary, the second before
+    # all, which may write into the state.
+    hooks = [
+        optimizer.register_load_state_dict_pre_hook(remember),
+        optimizer.register_load_state_dict_post_hook(restore, prepend=True),
+    ]
     try:
         load(state_dict)
     finally:
-        hook.remove()
-    _restore_precision(optimizer, seen[0])
+        for hook in hooks:
+            hook.remove()
 
 
 def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
