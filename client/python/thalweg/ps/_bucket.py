@@ -67,7 +67,8 @@ class Bucket:
         first = parameters[0].tensor
         elems = sum(each.tensor.numel() for each in parameters)
         from_gpu = any(tensor.is_cuda for tensor in self._tensors())
-        self._grads = Staging(elems, first.dtype, from_gpu=from_gpu)
+        dtype = torch.float32 if kept else first.dtype
+        self._grads = Staging(elems, dtype, from_gpu=from_gpu)
         views = self._views(self._grads.flat)
         self._places = dict(zip(map(id, self._tensors()), views, strict=True))
         self._gathered: set[int] = set()

@@ -166,10 +166,7 @@ class Exchange:
             "steps": self._steps,
             "weights": self._serving.state.weights(),
             "outer": {name: states[tensor] for name, tensor in named.items() if states.get(tensor)},
-            "fragments": [
-                {"steps": each.steps, "work": each.work, "due": each.due}
-                for each in self._fragments
-            ],
+            "fragments": [each.state() for each in self._fragments],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -186,9 +183,7 @@ class Exchange:
             self._means.load(state.get("codec", {}))
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
-            fragment.steps, fragment.work, fragment.due = (
-                saved[key] for key in ("steps", "work", "due")
-            )
+            fragment.load(saved)
         self._accepts_changes = True
 
     def _check_unchanged(self) -> None:

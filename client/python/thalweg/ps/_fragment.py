@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from thalweg.ps._local_bucket import LocalBucket
 
@@ -32,6 +35,19 @@ class Fragment:
         for bucket in self.buckets:
             bucket.push_change(factor, settings)
         self.steps, self.work, self.due = 0, 0.0, due
+
+    def state(self) -> dict[str, Any]:
+        """Returns what load() takes."""
+        left_out: dict[str, Tensor] = {}
+        for bucket in self.buckets:
+            left_out |= bucket.left_out()
+        return {"steps": self.steps, "work": self.work, "due": self.due, "left_out": left_out}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.steps, self.work, self.due = (state[key] for key in ("steps", "work", "due"))
+        for bucket in self.buckets:
+            bucket.load_left_out(state.get("left_out", {}))
 
     def arrive(self) -> None:
         """Waits until the new weights are here. The parameters stay."""
