@@ -41,6 +41,13 @@ def test_overflow_halves_and_starts_counting_anew():
     assert scaler.loss_scale() == 2.0**16
 
 
+def test_scale_grows_also_where_more_updates_are_loaded_than_its_window_has():
+    scaler = LossScaler(scale_window=100)
+    scaler.load_state_dict({"loss_scale": 2.0**10, "unskipped": 500})
+    update(scaler)
+    assert scaler.state_dict() == {"loss_scale": 2.0**11, "unskipped": 0}
+
+
 def test_bounds_are_kept():
     scaler = LossScaler(scale_window=1, min_loss_scale=4.0, max_loss_scale=2.0**10)
     assert scaler.loss_scale() == 2.0**10

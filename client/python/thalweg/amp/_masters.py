@@ -22,7 +22,17 @@ from thalweg.optim._copies import ask_for_copies, take_stored
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
-_OWN_REFERENCES = 2  # a local variable and the argument of getrefcount()
+
+def _count_own_references() -> int:
+    """Returns what getrefcount() says of an object that only a local variable refers to.
+
+    From Python 3.14 on it is not 2 everywhere: the argument may borrow the variable's reference.
+    """
+    grad = object()
+    return sys.getrefcount(grad)
+
+
+_OWN_REFERENCES = _count_own_references()
 
 _masters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by parameter
 
