@@ -172,6 +172,7 @@ bool SnapshotWriter::IsDropped(const std::string& identity) {
 
 void SnapshotWriter::NoteOutcome(const SnapshotHeader& header,
                                  const absl::StatusOr<uint64_t>& bytes, Duration took) {
+  if (absl::IsCancelled(bytes.status())) return;  // nobody has needed it any more
   snapshots_.Add(bytes.status().code());
   MutexLock lock(mutex_);
   if (bytes.ok()) {
@@ -180,7 +181,7 @@ void SnapshotWriter::NoteOutcome(const SnapshotHeader& header,
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     newest_.Set(std::chrono::duration<double>(now).count());
     failing_.erase(header.identity);
-  } else if (!absl::IsCancelled(bytes.status()) && failing_.insert(header.identity).second) {
+  } else if (failing_.insert(header.identity).second) {
     spdlog::error("job '{}': {} is left out, and the job goes on without it: {}", header.job,
                   ToString(header.id), Text(bytes.status()));
   }

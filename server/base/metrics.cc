@@ -12,6 +12,17 @@ Metric& GetOrMake(std::map<Labels, std::unique_ptr<Metric>>& metrics, const Labe
 
 }  // namespace
 
+void Gauge::Show(double value, const void* owner) {
+  MutexLock lock(mutex_);
+  shown_by_ = owner;
+  Set(value);
+}
+
+void Gauge::Clear(const void* owner) {
+  MutexLock lock(mutex_);
+  if (shown_by_ == owner) Set(0);
+}
+
 void Histogram::Observe(double seconds) {
   size_t i = 0;
   while (i < kBounds && seconds > Bound(i)) ++i;

@@ -28,14 +28,21 @@ class Counter {
   std::atomic<double> value_{0};
 };
 
+// A Gauge is thread-safe.
 class Gauge {
  public:
   void Set(double value) { value_.store(value, std::memory_order_relaxed); }
+  // Where several owners, one after the other, show what each has of its own: Clear sets 0 when
+  // `owner` was the last to show something.
+  void Show(double value, const void* owner);
+  void Clear(const void* owner);
   void Add(double amount) { value_.fetch_add(amount, std::memory_order_relaxed); }
   double Value() const { return value_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<double> value_{0};
+  Mutex mutex_;
+  const void* shown_by_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
 // A Histogram counts durations by size. It is thread-safe and lock-free. All histograms have the

@@ -22,6 +22,17 @@ TEST(MetricsTest, SameNameAndLabelsAreOneCounter) {
   EXPECT_EQ(families[0].samples[1].value, 7);
 }
 
+TEST(MetricsTest, GaugeIsClearedByWhomeverHasShownItsValueOnly) {
+  Gauge gauge;
+  const int first = 0, second = 0;
+  gauge.Show(3, &first);
+  gauge.Show(5, &second);
+  gauge.Clear(&first);
+  EXPECT_EQ(gauge.Value(), 5);
+  gauge.Clear(&second);
+  EXPECT_EQ(gauge.Value(), 0);
+}
+
 TEST(MetricsTest, ConcurrentAdditionsAllCount) {
   MetricRegistry registry;
   {

@@ -143,7 +143,7 @@ absl::Status ShardGroup::SetMember(uint32_t k, std::unique_ptr<Member> member) {
 void ShardGroup::Open(SharePlan plan, uint32_t window_chunks, std::vector<Placement> placements) {
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
-  for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
+  for (uint32_t k = 0; k < size(); ++k) states_[k].share->Show(plan.shares[k] / total, this);
   placements_ = std::move(placements);
   plan_ = std::move(plan);
   AddLanesLocked(0, window_chunks);
@@ -359,6 +359,7 @@ void ShardGroup::Leave(const absl::Status& reason) {
     left_because_ = reason;
     for (uint32_t k = 0; k < size(); ++k) {
       if (states_[k].member != nullptr) members.push_back(states_[k].member.get());
+      states_[k].share->Clear(this);
     }
     for (auto& [group, lanes] : lanes_) {
       for (SendLane& lane : lanes) unsent.push_back(lane.Close());

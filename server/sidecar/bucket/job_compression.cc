@@ -34,10 +34,13 @@ JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint3
       terms_{candidates_, {}, {}, num_nodes, num_shards} {}
 
 JobCompression::~JobCompression() {
-  if (compressed_since_ == 0) return;
-  metrics_.compressed_since.Set(0);
-  metrics_.residual_norm.Set(0);
-  metrics_.compression_error.Set(0);
+  metrics_.compressed_since.Clear(this);
+  metrics_.residual_norm.Clear(this);
+  metrics_.compression_error.Clear(this);
+  for (const CodecSpec& candidate : candidates_) {
+    PredictedSeconds(candidate).Clear(this);
+    ChosenFor(candidate).Clear(this);
+  }
 }
 
 void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
@@ -81,7 +84,9 @@ absl::Status JobCompression::Restore(const std::vector<double>& measured,
     }
   }
   compressed_since_ = compressed_since;
-  metrics_.compressed_since.Set(static_cast<double>(compressed_since));
+  if (compressed_since > 0) {
+    metrics_.compressed_since.Show(static_cast<double>(compressed_since), this);
+  }
   return absl::OkStatus();
 }
 
@@ -108,16 +113,22 @@ void JobCompression::ShowChoices() {
       seconds += choice.seconds[k];
       if (choice.codec == k) ++buckets;
     }
-    const Labels labels = {{"codec", candidates_[k].Name()}};
-    metrics_.registry
-        .GetGauge("thalweg_sidecar_auto_predicted_seconds",
-                  "What auto has predicted that a codec would add to a step, by codec", labels)
-        .Set(seconds);
-    metrics_.registry
-        .GetGauge("thalweg_sidecar_auto_buckets", "Buckets for which auto has chosen a codec",
-                  labels)
-        .Set(buckets);
+    PredictedSeconds(candidates_[k]).Show(seconds, this);
+    ChosenFor(candidates_[k]).Show(buckets, this);
   }
+}
+
+Gauge& JobCompression::PredictedSeconds(const CodecSpec& codec) const {
+  return metrics_.registry.GetGauge(
+      "thalweg_sidecar_auto_predicted_seconds",
+      "What auto has predicted that a codec would add to a step, by codec",
+      {{"codec", codec.Name()}});
+}
+
+Gauge& JobCompression::ChosenFor(const CodecSpec& codec) const {
+  return metrics_.registry.GetGauge("thalweg_sidecar_auto_buckets",
+                                    "Buckets for which auto has chosen a codec",
+                                    {{"codec", codec.Name()}});
 }
 
 void JobCompression::Count(const NodeBucket& bucket) {
@@ -132,7 +143,7 @@ void JobCompression::Count(const NodeBucket& bucket) {
   for (const auto& codec : bucket.compressing()) rounds = std::max(rounds, codec->rounds());
   if (compressed_since_ == 0) {
     compressed_since_ = rounds + 1;
-    metrics_.compressed_since.Set(static_cast<double>(compressed_since_));
+    metrics_.compressed_since.Show(static_cast<double>(compressed_since_), this);
     spdlog::info("job '{}': compression has begun after {} iterations", job_, rounds);
   }
   CompressionLoss sample;
@@ -142,8 +153,8 @@ void JobCompression::Count(const NodeBucket& bucket) {
     loss_[bucket.id().index] = sample;
   }
   const CompressionLoss whole = Sum(loss_);
-  metrics_.residual_norm.Set(std::sqrt(whole.residual));
-  metrics_.compression_error.Set(ErrorRatio(whole));
+  metrics_.residual_norm.Show(std::sqrt(whole.residual), this);
+  metrics_.compression_error.Show(ErrorRatio(whole), this);
 }
 
 void JobCompression::Describe(ipc::Complete& message) {

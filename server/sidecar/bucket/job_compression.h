@@ -45,6 +45,9 @@ class JobCompression {
 
  private:
   void ShowChoices() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Return the gauges of one of candidates().
+  Gauge& PredictedSeconds(const CodecSpec& codec) const;
+  Gauge& ChosenFor(const CodecSpec& codec) const;
 
   const std::string job_;
   const CodecPolicy policy_;

@@ -64,8 +64,8 @@ TEST_F(JobCompressionTest, NothingIsShownOfAJobThatHasEnded) {
   {
     JobCompression job = Make("int8");
     ASSERT_TRUE(job.Restore({}, 7).ok());
-    metrics_.residual_norm.Set(3);
-    metrics_.compression_error.Set(0.5);
+    metrics_.residual_norm.Show(3, &job);
+    metrics_.compression_error.Show(0.5, &job);
     EXPECT_EQ(metrics_.compressed_since.Value(), 7);
     Make("fp32");  // it has nothing to show, and takes nothing away
     EXPECT_EQ(metrics_.compressed_since.Value(), 7);
