@@ -268,8 +268,7 @@ def test_state_that_an_optimizer_brings_along_moves_to_the_masters():
 
 
 @pytest.mark.parametrize("kind", [optim.AdamW, FusedAdamW])
-def test_training_that_is_initialized_again_has_the_bits_of_one_that_was_once(kind, monkeypatch):
-    monkeypatch.setattr(amp._amp_state, "allow_incoming_model_not_fp32", True)
+def test_training_that_is_initialized_again_has_the_bits_of_one_that_was_once(kind):
     results = []
     for again in (False, True):
         model = network()
@@ -283,3 +282,37 @@ def test_training_that_is_initialized_again_has_the_bits_of_one_that_was_once(ki
         moments = [state[i]["exp_avg"] for i in range(len(state))]
         results.append([*model.parameters(), *model.state_dict().values(), *moments])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_level_after_another_goes_on_with_the_weights_of_the_masters(half):
+    model = Exact((1.0, 1.0 + 2.0**-20))
+    optimizer = FusedAdamW(model.parameters(), lr=0.01)
+    setup(model, optimizer, "O2", loss_scale=8.0)
+    backward(model, optimizer, [1.0, 2.0])
+    optimizer.step()
+    (master,) = amp.master_params(optimizer)
+    weight = master.detach().clone()
+    setup(model, optimizer, "O2", loss_scale=8.0, half_dtype=half)
+    (master,) = amp.master_params(optimizer)
+    assert torch.equal(master, weight)
+    assert torch.equal(model.weight, weight.to(half))
+    setup(model, optimizer, "O0")
+    assert torch.equal(model.weight, weight)
+    assert optimizer.param_groups[0]["params"] == [model.weight]
+    assert torch.equal(optimizer.state_dict()["state"][0]["step"], torch.tensor(1.0))
+
+
+def test_weight_that_somebody_has_written_is_kept_by_the_next_level():
+    model, optimizer = exact("O2")
+    with torch.no_grad():
+        model.weight[0] = 3.0
+    setup(model, optimizer, "O0")
+    assert model.weight.tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(("first", "second"), [("O2", "O1"), ("O3", "O2")])
+def test_half_model_is_refused_where_no_master_can_go_on(first, second):
+    model, optimizer = exact(first)
+    with pytest.raises(RuntimeError, match=r"expected torch\.float32"):
+        setup(model, optimizer, second)

@@ -51,7 +51,7 @@ def initialize(  # noqa: PLR0917 - apex's order
 
     Call it once, after they are built and before DistributedDataParallel. Both are changed in place
     and returned. A second call replaces loss scales and casts of functions of the first one, and
-    goes on with its masters.
+    goes on with its masters, at a level that casts the model.
 
     Args:
         models: a Module or a list of them, with float32 parameters.
@@ -76,7 +76,7 @@ def initialize(  # noqa: PLR0917 - apex's order
 
     Raises:
         ValueError: an option is malformed or does not fit the level.
-        RuntimeError: a model is not in float32, or is wrapped already; a step runs no hooks.
+        RuntimeError: a model is wrapped, or in half without masters; a step runs no hooks.
         TypeError: something is neither a Module nor an Optimizer.
     """
     state.verbosity = verbosity
@@ -99,7 +99,8 @@ def initialize(  # noqa: PLR0917 - apex's order
         raise ValueError(f"num_losses is {num_losses}, expected at least 1")
     all_models = as_list("models", models, nn.Module)
     all_optimizers = as_list("optimizers", optimizers, Optimizer)
-    require_float32(all_models, allow_half=state.allow_incoming_model_not_fp32)
+    casts, halves = options.cast_model_type is not None, state.allow_incoming_model_not_fp32
+    require_float32(all_models, allow_half=halves, allow_masters=casts)
     prepare(all_models, all_optimizers, options)
     state.options = options
     state.loss_scalers = [
@@ -235,8 +236,7 @@ def scaled_backward(
     """Yields the scaled loss; afterwards divides gradients and sees to overflows.
 
     This is the only place that does so for the scales of this package. `what` names the gradients
-    in the message about a skipped step; the documentation of `scale_loss` explains the delays, and
-    what happens if the body raises.
+    in the message about a skipped step; `scale_loss` explains the delays and what a failure leaves.
     """
     casting.stepping = False  # a step may have ended in an exception
     done: set[int] = set()

@@ -79,8 +79,13 @@ def checkpoint_masters(model: nn.Module) -> None:
         module.register_load_state_dict_pre_hook(_take_masters)
 
 
-def require_float32(models: list[nn.Module], *, allow_half: bool = False) -> None:
-    """Raises RuntimeError if a model has already been distributed, or cast without `allow_half`."""
+def require_float32(
+    models: list[nn.Module], *, allow_half: bool = False, allow_masters: bool = False
+) -> None:
+    """Raises RuntimeError if a model has already been distributed, or cast without `allow_half`.
+
+    `allow_masters`: half-precision parameters may be those of an earlier call, with masters.
+    """
     for model in models:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise RuntimeError(
@@ -88,6 +93,8 @@ def require_float32(models: list[nn.Module], *, allow_half: bool = False) -> Non
                 "call initialize() first, then wrap what it returns"
             )
         for name, param in () if allow_half else model.named_parameters():
+            if allow_masters and master_of(param) is not None:
+                continue
             if param.is_floating_point() and param.dtype in HALF_TYPES:
                 raise RuntimeError(
                     f"parameter {name} is {param.dtype}, expected torch.float32: leave .half() "
@@ -107,17 +114,20 @@ def refuse_sharded(models: list[nn.Module]) -> None:
 
 
 def _cast_parameter(param: nn.Parameter, dtype: torch.dtype, *, masters: bool) -> None:
-    weight = param.detach().float() if masters else None
+    master = master_of(param)
+    if master is not None:
+        master.follow(param)
+    weight = param.detach() if master is None else master.weight.detach()
     if param.grad is not None:
         grad = param.grad
         param.grad = None
     else:
         grad = None
-    param.data = param.data.to(dtype)
+    param.data = weight.to(dtype)
     if grad is not None:
         param.grad = grad.to(dtype)
     forget_master(param)
-    if weight is not None and dtype in HALF_TYPES:
+    if masters and dtype in HALF_TYPES:
         ensure_master(param, weight)
 
 
