@@ -16,10 +16,9 @@ _VENV = ROOT / ".tools" / "venv" / "bin"
 HELM = _VENV / "helm"
 _YAML_PYTHON = _VENV / "python"
 _TO_JSON = "import json, sys, yaml; print(json.dumps([*yaml.safe_load_all(sys.stdin)]))"
-_SETTINGS = (
-    "image.registry=registry.test/team,aggregator.replicas=2,"
-    "pytorchJob.enabled=true,sidecar.daemonSet.enabled=true"
-)
+_SETTINGS = "image.registry=registry.test/team,aggregator.replicas=2"
+# The chart refuses these two together.
+_JOBS, _MACHINES = "pytorchJob.enabled=true", "sidecar.daemonSet.enabled=true"
 
 # These are settings for the(…) and pod_of(…).
 TLS = (
@@ -47,8 +46,11 @@ def _render(settings: str) -> list[dict[str, Any]]:
 
 
 def the(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
-    """Returns the one resource of that kind with this ending; every job and sidecar is on."""
-    all_of_kind = [document for document in _render(settings) if document["kind"] == kind]
+    """Returns the one resource of that kind with this ending, of a release with a DaemonSet if that
+    is its kind, else of one with a job.
+    """
+    documents = _render(f"{_MACHINES if kind == 'DaemonSet' else _JOBS},{settings}")
+    all_of_kind = [document for document in documents if document["kind"] == kind]
     found = [document for document in all_of_kind if document["metadata"]["name"].endswith(ending)]
     assert len(found) == 1, f"{kind} …{ending}: {len(found)}"
     return found[0]

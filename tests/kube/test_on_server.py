@@ -19,10 +19,9 @@ from thalweg.cli import _kubernetes
 
 CHART = ROOT / "helm" / "thalweg"
 REGISTRY = "image.registry=registry.test/team"
-EVERYTHING = (
-    "pytorchJob.enabled=true,trainingRuntime.enabled=true,sidecar.daemonSet.enabled=true,"
-    "metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true"
-)
+MONITORS = "metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true"
+EVERYTHING = f"pytorchJob.enabled=true,trainingRuntime.enabled=true,{MONITORS}"
+MACHINES = f"sidecar.daemonSet.enabled=true,{MONITORS}"
 SECRETS = "tls.aggregatorSecret=shards,tls.sidecarSecret=nodes"
 ISSUER = "tls.certManager.enabled=true,tls.certManager.issuerRef.name=thalweg"
 PROFILES = {
@@ -32,6 +31,7 @@ PROFILES = {
     "jobs": ["--set", "pytorchJob.enabled=true,trainingRuntime.enabled=true"],
     "old-cluster": ["--set", "sidecar.daemonSet.enabled=true"],
     "tls": ["--set", f"tls.enabled=true,{SECRETS},httpToken.secret=page,{EVERYTHING}"],
+    "tls-old-cluster": ["--set", f"tls.enabled=true,{SECRETS},httpToken.secret=page,{MACHINES}"],
     "cert-manager": ["--set", f"tls.enabled=true,{ISSUER},{EVERYTHING}"],
 }
 # NAME=FILE…: the operators' own definitions of jobs and monitors.
@@ -154,15 +154,14 @@ def test_what_the_chart_renders_has_no_field_that_the_server_drops(server):
 
 def workloads(found: dict[str, Any], name: str) -> dict[str, tuple[Any, Any]]:
     """Yields the pod's spec and the container of everything that runs a program."""
-    job = found[f"PyTorchJob/{name}"]["spec"]["pytorchReplicaSpecs"]
-    runtime = found[f"ClusterTrainingRuntime/{name}"]["spec"]["template"]["spec"]
-    pods = {
-        "aggregator": found[f"StatefulSet/{name}-aggregator"],
-        "daemon set": found[f"DaemonSet/{name}-sidecar"],
-        "master": {"spec": job["Master"]},
-        "worker": {"spec": job["Worker"]},
-        "runtime": runtime["replicatedJobs"][0]["template"],
-    }
+    pods = {"aggregator": found[f"StatefulSet/{name}-aggregator"]}
+    if f"DaemonSet/{name}-sidecar" in found:
+        pods["daemon set"] = found[f"DaemonSet/{name}-sidecar"]
+    else:
+        job = found[f"PyTorchJob/{name}"]["spec"]["pytorchReplicaSpecs"]
+        runtime = found[f"ClusterTrainingRuntime/{name}"]["spec"]["template"]["spec"]
+        pods["master"], pods["worker"] = {"spec": job["Master"]}, {"spec": job["Worker"]}
+        pods["runtime"] = runtime["replicatedJobs"][0]["template"]
     specs = {key: pod["spec"]["template"]["spec"] for key, pod in pods.items()}
     native = ("master", "worker", "runtime")
     return {
@@ -175,6 +174,7 @@ def workloads(found: dict[str, Any], name: str) -> dict[str, tuple[Any, Any]]:
     ("profile", "shards", "nodes"),
     [
         ("tls", "shards", "nodes"),
+        ("tls-old-cluster", "shards", "nodes"),
         ("cert-manager", "kept-thalweg-aggregator-tls", "kept-thalweg-sidecar-tls"),
     ],
 )
@@ -202,7 +202,7 @@ def test_every_program_gets_its_certificate_and_is_asked_over_https(server, prof
         assert endpoint["scheme"] == "https"
         assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": shards, "key": "ca.crt"}
     certificates = {name for name in found if name.startswith("Certificate/")}
-    if profile == "tls":
+    if profile != "cert-manager":
         assert certificates == set()
     else:
         assert certificates == {

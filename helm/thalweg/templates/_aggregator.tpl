@@ -11,13 +11,8 @@ terminationGracePeriodSeconds: {{ add .Values.aggregator.drainSeconds 10 }}
 {{- with .Values.aggregator.priorityClassName }}
 priorityClassName: {{ quote . }}
 {{- end }}
-{{- with .Values.aggregator.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.aggregator.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
+{{- with include "thalweg.placement" . | trim }}
+{{ . }}
 {{- end }}
 {{- if .Values.aggregator.spreadZones }}
 topologySpreadConstraints:
@@ -51,6 +46,18 @@ affinity:
             matchLabels:
               {{- include "thalweg.selectorLabels" $selector | nindent 14 }}
   {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Which machines take the pods that a release runs itself: aggregators, and those of hooks and of `helm test`. */}}
+{{- define "thalweg.placement" -}}
+{{- with .Values.aggregator.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.aggregator.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 

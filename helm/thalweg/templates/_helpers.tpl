@@ -8,8 +8,8 @@ its pods carry it, and ten characters more, in a label of at most 63.
 {{- if not $full -}}
 {{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
-{{- if regexMatch "^[0-9]" $full -}}
-{{- fail (printf "resources would be named %s and so on, but names of services begin with a letter: set fullnameOverride, or give the release another name" $full) -}}
+{{- if regexMatch "^[0-9]|[.]" $full -}}
+{{- fail (printf "resources would be named %s and so on, but names of services begin with a letter and have no dots: set fullnameOverride, or give the release another name" $full) -}}
 {{- end -}}
 {{- if gt (len $full) 40 -}}
 {{- printf "%s-%s" (trunc 31 $full | trimSuffix "-") (sha256sum $full | trunc 8) -}}
