@@ -97,6 +97,22 @@ def test_groups_that_are_to_ascend_are_refused_where_nothing_does(kind):
         optimizer.add_param_group({"params": parameters(), "maximize": True})
 
 
+@pytest.mark.parametrize(("kind", "key"), [(FusedNovoGrad, "exp_avg"), (FusedAdagrad, "sum")])
+def test_hook_after_loading_has_the_last_word_on_the_state(kind, key):
+    params = parameters(torch.float16)
+    first, second = kind(params), kind(params)
+    run(first, params)
+
+    def hook(optimizer):
+        for state in optimizer.state.values():
+            state[key].fill_(2.0)
+
+    second.register_load_state_dict_post_hook(hook)
+    second.load_state_dict(first.state_dict())
+    assert all((state[key] == 2.0).all() for state in second.state.values())
+    assert {state[key].dtype for state in second.state.values()} == {torch.float32}
+
+
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(3, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

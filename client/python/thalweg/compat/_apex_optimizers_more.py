@@ -16,6 +16,7 @@ from thalweg.compat._apex_updates import update_by_adagrad, update_by_novograd
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._moments import refuse_unusable
 from thalweg.optim._settings import SettingsMixin
+from thalweg.optim._state import load_and_restore
 from thalweg.optim.lamb import LAMB
 
 __all__ = ["FusedAdagrad", "FusedMixedPrecisionLamb", "FusedNovoGrad"]
@@ -62,13 +63,17 @@ class _ByTensor(SettingsMixin, Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Is Optimizer.load_state_dict, but state keeps its type whatever the parameters are."""
-        super().load_state_dict(state_dict)
-        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        for index, param in zip(saved, params, strict=True):
-            for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[param][key] = value.to(param.device, copy=True)
+        load_and_restore(self, super().load_state_dict, state_dict, _restore)
+
+
+def _restore(optimizer: Optimizer, source: dict[str, Any]) -> None:
+    """Takes the state from `source` again: torch has rounded it to the parameters' type."""
+    saved = [i for group in source["param_groups"] for i in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, param in zip(saved, params, strict=True):
+        for key, value in source["state"].get(index, {}).items():
+            if isinstance(value, Tensor):
+                optimizer.state[param][key] = value.to(param.device, copy=True)
 
 
 class FusedNovoGrad(_ByTensor):

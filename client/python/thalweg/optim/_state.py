@@ -51,19 +51,31 @@ def load_unrounded(
     """Calls `load`, which is torch's load_state_dict(), and keeps moments in float32 whatever the
     parameters are.
     """
+    load_and_restore(optimizer, load, state_dict, _restore_precision)
+
+
+def load_and_restore(
+    optimizer: Optimizer,
+    load: Callable[[dict[str, Any]], None],
+    state_dict: dict[str, Any],
+    restore: Callable[[Optimizer, dict[str, Any]], None],
+) -> None:
+    """Calls `load`, which is torch's load_state_dict(), and `restore` with what it has loaded,
+    before hooks of others look at the result.
+    """
     seen: list[dict[str, Any]] = []
 
     def remember(_: Optimizer, changed: dict[str, Any]) -> None:
         seen[:] = [changed]
 
-    def restore(_: Optimizer) -> None:
-        _restore_precision(optimizer, seen[0])
+    def take_again(_: Optimizer) -> None:
+        restore(optimizer, seen[0])
 
     # The first comes after all hooks of others, which may replace the dictionary, the second before
     # all, which may write into the state.
     hooks = [
         optimizer.register_load_state_dict_pre_hook(remember),
-        optimizer.register_load_state_dict_post_hook(restore, prepend=True),
+        optimizer.register_load_state_dict_post_hook(take_again, prepend=True),
     ]
     try:
         load(state_dict)
