@@ -34,7 +34,7 @@ def test_every_cell_runs_and_shows_baseline_beside_optimised(tmp_path, monkeypat
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # otherwise in TMPDIR
         monkeypatch.setenv("SWIN_SIZES", "2x1")
         monkeypatch.setenv("SWIN_LEVELS", "O2")
-        monkeypatch.setenv("SWIN_STEPS", "14")
+        monkeypatch.setenv("SWIN_STEPS", "12")
         monkeypatch.setenv("SWIN_BATCH", "2")
         resources = {"metadata": {"path": str(tmp_path)}}
         NotebookClient(
@@ -51,8 +51,8 @@ def test_every_cell_runs_and_shows_baseline_beside_optimised(tmp_path, monkeypat
     assert baseline.train[-1]["sent_mb"] > 39
     assert optimised.train[0]["sent_mb"] > 19
     assert "since iteration 10\n" in optimised.path.read_text()
-    # It is one training of 14 steps. One that changes no weight (--opts TRAIN.BASE_LR 0
-    # TRAIN.WARMUP_LR 0 TRAIN.MIN_LR 0) has, from step 4 on, losses that are 0.07 to 0.73 away.
+    # It is one training of 12 steps. One that changes no weight (--opts TRAIN.BASE_LR 0
+    # TRAIN.WARMUP_LR 0 TRAIN.MIN_LR 0) has, from step 6 on, losses that are 0.08 to 0.58 away.
     losses = [[row["loss"] for row in each.train] for each in (baseline, optimised)]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
 

@@ -222,9 +222,9 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine(data, tmp_path):
     assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path, level):
-    pairs = [*LEVELS[level], "TRAIN.EPOCHS", "2", "SAVE_FREQ", "1"]
+@pytest.mark.parametrize(("level", "processes"), [("O1", "1"), ("O2", "0")])
+def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path, level, processes):
+    pairs = [*LEVELS[level], "TRAIN.EPOCHS", "2", "SAVE_FREQ", "1", "DATA.NUM_WORKERS", processes]
     whole = trained(make(data, tmp_path / "whole", *pairs))
     saved = tmp_path / "whole/tiny_t/s/o/checkpoint_1"
     config = make(data, tmp_path / "rest", *pairs, "MODEL.RESUME", str(saved))
