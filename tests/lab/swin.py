@@ -41,7 +41,8 @@ def main() -> int:
     parser.add_argument("--opts", nargs="*", default=["TRAIN.STEPS", "24", "PRINT_FREQ", "2"])
     args = parser.parse_args()
     names = [f"node{index}" for index in range(args.nodes)]
-    optimised = [("--kernel-opt", f"--amp_level={level}") for level in args.levels]
+    ours = ("--kernel-opt", f"--codec={args.codec}")
+    optimised = [(*ours, f"--amp_level={level}") for level in args.levels]
     try:
         for run in (BASELINE, *optimised):
             # Every run has a new network, whose ports and queues no other run has used.
@@ -63,7 +64,7 @@ def train(lab: Lab, args: argparse.Namespace, run: tuple[str, ...]) -> int:
         command += ["--nodes", str(args.nodes), "--nproc_per_node", str(args.nproc)]
         command += ["--node_rank", str(rank), "--master_addr", lab.address(lab.names[0])]
         command += ["--data", str(args.data), "--output", str(args.output)]
-        command += ["--batch_size", args.batch, "--codec", args.codec]
+        command += ["--batch_size", args.batch]
         tag = f"{args.nodes}x{args.nproc}_{args.rate}"
         command += ["--opts", "TRAIN.EPOCHS", "1000", "TAG", tag, *args.opts]
         as_host = [
