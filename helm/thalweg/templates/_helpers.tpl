@@ -183,3 +183,16 @@ initContainers:
 {{- define "thalweg.jobLabels" -}}
 thalweg.io/sidecar: {{ include "thalweg.fullname" . | quote }}
 {{- end }}
+
+{{/*
+Keeps the programs' own label "node", which Prometheus renames to "exported_node" where scraping adds a "node" of its
+own. honorLabels would keep it, too, but would also believe what a pod says of its namespace and job.
+*/}}
+{{- define "thalweg.ownNode" -}}
+metricRelabelings:
+  - sourceLabels: [exported_node]
+    regex: (.+)
+    targetLabel: node
+  - action: labeldrop
+    regex: exported_node
+{{- end }}
