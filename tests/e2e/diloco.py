@@ -68,13 +68,14 @@ class DiLoCo:
     @torch.no_grad()
     def finish(self) -> None:
         """Exchanges what workers have changed since the last time, and then takes the mean of their
-        weights.
+        weights, by their shares.
         """
         self._land(all_=True)
         names = [name for name, _ in self.whole.named_parameters()]
         self._update([name for name in names if self._left[name] < self.step])
         for _, name, targets in self.pending:
-            mean = plain_mean(name, [self.last[name] - target for target in targets])
+            rests = self._shared([self.last[name] - target for target in targets])
+            mean = plain_mean(name, rests)
             self.whole.get_parameter(name).sub_(mean)
         for name in names:
             for worker in self.workers:
@@ -98,10 +99,7 @@ class DiLoCo:
             whole = self.whole.get_parameter(name)
             last = self.last[name]
             changes = [last - worker.get_parameter(name) for worker in self.workers]
-            if self.settings.shares:
-                pairs = zip(self.settings.shares, changes, strict=True)
-                changes = [share * len(self.workers) * change for share, change in pairs]
-            whole.grad = self._mean(name, changes)
+            whole.grad = self._mean(name, self._shared(changes))
             rests = list(getattr(self._mean, "rests", ()))
             if rests and self.settings.shares:
                 pairs = zip(self.settings.shares, rests, strict=True)
@@ -115,6 +113,13 @@ class DiLoCo:
             rests = rests_of[name] or [torch.zeros_like(new)] * len(self.workers)
             targets = [new - rest for rest in rests]
             self.pending.append((self.step + self.settings.delay, name, targets))
+
+    def _shared(self, changes: list[Tensor]) -> list[Tensor]:
+        """Returns what the changes of the workers count in the mean."""
+        if not self.settings.shares:
+            return changes
+        pairs = zip(self.settings.shares, changes, strict=True)
+        return [share * len(self.workers) * change for share, change in pairs]
 
     def _land(self, *, all_: bool = False) -> None:
         for due, name, targets in self.pending:

@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, weight, codec):
         self.weight = weight
         coder = MAKE[type(codec)]([weight.shape], codec)
-        self.mean = _own_means._OwnMean(Alone(), coder, 1, Whole(), 0)
+        self.mean = _own_means._OwnMean(Alone(), coder, 1, Whole(), 0, weighted=True)
         outer = Outer.of({"name": "sgd"}, [weight])
         kept = KeptWeights(self.mean, outer, weight.numel())
         self.bucket = LocalBucket(
@@ -61,8 +61,8 @@ class Worker:
         self.bucket.write([outer_weights], [{}], 0)
         self.bucket.place([outer_weights])
 
-    def exchange(self, mix=0.0):
-        self.fragment.leave(1.0, 0, 0)
+    def exchange(self, mix=0.0, factor=1.0):
+        self.fragment.leave(factor, 0, 0)
         self.fragment.land(mix)
 
     def finish(self):
@@ -113,3 +113,18 @@ def test_what_a_parameters_type_cannot_hold_goes_on_from_a_checkpoint(dtype, cod
             train_and_exchange(worker, step)
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(first.bucket.weights()[0], second.bucket.weights()[0])
+
+
+@pytest.mark.parametrize("codec", [Signs(4), Sparse(0.02)])
+@pytest.mark.parametrize("work", [[(1, 1), (16, 0), (16, 0), (0, 1)], [(1, 2), (4, 0.5), (3, 8)]])
+def test_each_change_counts_by_the_factor_of_its_own_exchange_whenever_it_is_sent(work, codec):
+    worker = Worker(nn.Parameter(torch.zeros(32, 32)), codec)
+    for change, factor in work:
+        with torch.no_grad():
+            worker.weight += change
+        worker.exchange(factor=factor)
+        own = worker.weight.detach().abs().max()
+        assert own <= 2 * sum(each * max(factor, 1) for each, factor in work)
+    worker.finish()
+    counted = float(sum(change * factor for change, factor in work))
+    assert worker.weight.detach() == pytest.approx(torch.full((32, 32), counted), rel=2.0**-18)

@@ -80,7 +80,7 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
     if fault := _why_no_quorum(pace, joined, own):
         session.close()
         raise ValueError(f"thalweg: {fault}")
-    means = _means(joined, group, [each for part in parts for each in part], own)
+    means = _means(joined, wishes, [each for part in parts for each in part])
     fragments = _fragments(session, parts, outer, means, pulls, pace=pace)
     _joining.broadcast(group, inner.param_groups)
     buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
@@ -141,17 +141,15 @@ def _fragments(
 
 
 def _means(
-    joined: Joined,
-    group: dist.ProcessGroup,
-    buckets: Sequence[Sequence[Parameter]],
-    codec: OfWorkers | None,
+    joined: Joined, wishes: LocalWishes, buckets: Sequence[Sequence[Parameter]]
 ) -> Means | None:
     """Returns how means are taken; None: shards take them, and keep the weights."""
+    group, codec = wishes.group, wishes.own
     layouts = [
         [(each.name, each.tensor.shape) for each in own if each.tensor.numel()] for own in buckets
     ]
     if codec is not None:
-        return OwnMeans(joined.job, group, layouts, codec)
+        return OwnMeans(joined.job, group, layouts, codec, weighted=wishes.plan.weighted)
     if are_dense(joined.codecs):
         return None
     first = max(getattr(codec, "start_iter", 0) for codec in joined.codecs.codecs)

@@ -18,6 +18,7 @@ from thalweg.codecs import OfWorkers, Signs, Sparse
 from thalweg.ps._entries import Entries
 from thalweg.ps._means import CodecMeans, Layouts, beside_nothing, is_lost
 from thalweg.ps._signs import SignBlocks
+from thalweg.ps._unsent import Unsent
 
 
 class Coder(Protocol):
@@ -47,8 +48,15 @@ class OwnMeans:
     """
 
     def __init__(
-        self, job: Job, group: dist.ProcessGroup, layouts: Layouts, codec: OfWorkers
+        self,
+        job: Job,
+        group: dist.ProcessGroup,
+        layouts: Layouts,
+        codec: OfWorkers,
+        *,
+        weighted: bool,
     ) -> None:
+        """`weighted`: workers count in the mean by what they have done."""
         assert job.session is not None
         place = job.place
         rank = place.ranks[place.local_rank]
@@ -68,7 +76,7 @@ class OwnMeans:
         coders: list[Coder] = [make([shape for _, shape in each], codec) for each in filled]
         whole = _Whole(job.session, filled, group)
         self._means = [
-            _OwnMean(everybody, coder, len(job.workers), whole, number)
+            _OwnMean(everybody, coder, len(job.workers), whole, number, weighted=weighted)
             for number, coder in enumerate(coders)
         ]
         self._shapes = [dict(layout) for layout in filled]
@@ -86,40 +94,46 @@ class OwnMeans:
     def forget_rests(self) -> None:
         """The parameters are about to be equal on all workers."""
         for mean in self._means:
-            mean.rest, mean.owes = None, False
+            mean.rest, mean.unsent, mean.owes = None, Unsent(), False
 
     def state(self) -> dict[str, Any]:
-        """Returns how far the exchanges are, and what this worker has not sent of changes that are
-        on their way, by parameter.
+        """Returns how far the exchanges are, and by parameter what this worker has not sent of
+        changes that are on their way ("held"). "counted" is what it has not sent as it counts in
+        the mean, and by what that is to be divided.
         """
         turns: dict[str, tuple[int, bool]] = {}
         held: dict[str, Tensor] = {}
+        counted: dict[str, tuple[Tensor, float]] = {}
         for shapes, mean in zip(self._shapes, self._means, strict=True):
             turns |= dict.fromkeys(shapes, (mean.turn, mean.owes))
-            if mean.rest is not None:
-                sizes = [shape.numel() for shape in shapes.values()]
-                held |= {
-                    name: part.clone()
-                    for name, part in zip(shapes, mean.rest.split(sizes), strict=True)
-                }
-        return {"codec": self._codec, "saved_by": self._me, "turns": turns, "held": held}
+            held |= _by_name(shapes, mean.rest)
+            unsent = _by_name(shapes, mean.unsent.values)
+            counted |= {name: (each, mean.unsent.divisor) for name, each in unsent.items()}
+        saved = {"codec": self._codec, "saved_by": self._me}
+        return saved | {"turns": turns, "held": held, "counted": counted}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, in rank 0's turns. What another worker has not sent is left out, and
-        that is said. All workers call it.
+        that is said, but for what is in the parameters that were saved with it. All workers call
+        it.
         """
         turns = self._turns_of_rank_0(state)
         owes = any(owes for _, owes in turns.values())
-        has_mine = owes and not is_lost(state, self._codec, self._me)
-        held = state["held"] if has_mine else {}
+        held = state["held"] if owes and "turns" in state else {}
+        counted = state.get("counted", {})
+        if held and is_lost(state, state["codec"], self._me):
+            counted = {name: each for name, each in counted.items() if name not in held}
+            held = {}
         for shapes, mean in zip(self._shapes, self._means, strict=True):
-            first = next(iter(shapes))
-            mean.turn, mean.owes = turns.get(first, (0, False))
-            parts = [held[name].flatten() for name in shapes if name in held]
-            mean.rest = torch.cat(parts) if parts else None
+            mean.turn, _ = turns.get(next(iter(shapes)), (0, False))
+            mean.owes = any(name in turns and turns[name][1] for name in shapes)
+            mean.rest = _flat(shapes, held)
+            mean.unsent = _unsent(shapes, counted)
 
     def _turns_of_rank_0(self, state: Mapping[str, Any]) -> Mapping[str, tuple[int, bool]]:
-        mine = state["turns"] if state.get("codec") == self._codec else {}
+        mine = state.get("turns", {})
+        if state.get("codec") != self._codec:  # which has other parts, and counts from 0
+            mine = {name: (0, owes) for name, (_, owes) in mine.items()}
         found: list[Any] = [mine if dist.get_rank(self._group) == 0 else None]
         dist.broadcast_object_list(found, group=self._group, group_src=0)
         turns: Mapping[str, tuple[int, bool]] = found[0]
@@ -127,6 +141,31 @@ class OwnMeans:
 
 
 Means = CodecMeans | OwnMeans
+
+
+def _by_name(shapes: Mapping[str, torch.Size], values: Tensor | None) -> dict[str, Tensor]:
+    if values is None:
+        return {}
+    parts = values.split([shape.numel() for shape in shapes.values()])
+    return {name: part.clone() for name, part in zip(shapes, parts, strict=True)}
+
+
+def _flat(shapes: Mapping[str, torch.Size], parts: Mapping[str, Tensor]) -> Tensor | None:
+    """Returns what _by_name() was given."""
+    own = [parts[name].flatten() for name in shapes if name in parts]
+    return torch.cat(own) if own else None
+
+
+def _unsent(
+    shapes: Mapping[str, torch.Size], counted: Mapping[str, tuple[Tensor, float]]
+) -> Unsent:
+    own = {name: counted[name] for name in shapes if name in counted}
+    divisors = {divisor for _, divisor in own.values()}
+    result = Unsent()
+    if len(divisors) == 1:  # several buckets were one then: it counts as what comes next
+        result.values = _flat(shapes, {name: values for name, (values, _) in own.items()})
+        [result.divisor] = divisors
+    return result
 
 
 class _Whole:
@@ -145,7 +184,14 @@ class _Whole:
 
 class _OwnMean:
     def __init__(
-        self, group: _C.ProcessGroup, coder: Coder, workers: int, whole: _Whole, number: int
+        self,
+        group: _C.ProcessGroup,
+        coder: Coder,
+        workers: int,
+        whole: _Whole,
+        number: int,
+        *,
+        weighted: bool = False,
     ) -> None:
         self._group, self._coder, self._workers = group, coder, workers
         self._whole, self._number = whole, number
@@ -154,16 +200,22 @@ class _OwnMean:
         self.turn = 0
         self.owes = False  # workers may have more than they have sent
         self.rest: Tensor | None = None  # of changes that are on their way
+        self._weighted = weighted
+        self.unsent = Unsent()  # if weighted
         self.sent = 0  # bytes of this worker
         self.nonfinite = 0  # elements of means
 
     def begin(self, values: Tensor, *, factor: float, whole: bool) -> None:
         self.owes = not whole
         if whole:
+            values, self.unsent = values * self.unsent.divisor, Unsent()
             self._coming = self._whole.begin(self._number, values)
             return
-        payload, rest = self._coder.encode(values, self.turn)
-        self.rest = rest / factor if factor else None  # what does not count is gone
+        if self._weighted:
+            values = self.unsent.join(values, factor)
+        payload, self.rest = self._coder.encode(values, self.turn)
+        if self._weighted:
+            self.unsent.values, self.rest = self.rest, self.rest / self.unsent.divisor
         self._got = torch.empty(self._workers, len(payload), dtype=torch.uint8, device="cpu")
         self._work = self._group._allgather_base(self._got.flatten(), payload)
         self.sent += len(payload)
