@@ -78,6 +78,9 @@ SnapshotReport SnapshotWriter::Report(const std::string& identity) {
 std::shared_ptr<const void> SnapshotWriter::Hold(const std::string& identity) {
   auto held = std::make_shared<const char>();
   MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !leaving_.contains(identity);
+  });
   std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
   held_.emplace(identity, held);
   return held;
@@ -85,25 +88,32 @@ std::shared_ptr<const void> SnapshotWriter::Hold(const std::string& identity) {
 
 void SnapshotWriter::ForgetOld() {
   for (const std::string& identity : folder_.Forgotten()) {
-    MutexLock lock(mutex_);
-    std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
-    if (!held_.contains(identity)) ForgetLocked(identity);
+    {
+      MutexLock lock(mutex_);
+      std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
+      if (held_.contains(identity) || !leaving_.insert(identity).second) continue;
+    }
+    SetAside(identity);
   }
 }
 
 void SnapshotWriter::Forget(const std::string& identity) {
-  MutexLock lock(mutex_);
-  if (begun_.contains(identity)) {
-    forgotten_.insert(identity);
-  } else {
-    ForgetLocked(identity);
+  {
+    MutexLock lock(mutex_);
+    if (begun_.contains(identity)) {
+      forgotten_.insert(identity);
+      return;
+    }
+    if (!leaving_.insert(identity).second) return;
   }
+  SetAside(identity);
 }
 
-void SnapshotWriter::ForgetLocked(const std::string& identity) {
+void SnapshotWriter::SetAside(const std::string& identity) {
   std::string aside = folder_.SetAside(identity);
-  if (aside.empty()) return;
-  set_aside_.push_back(std::move(aside));
+  MutexLock lock(mutex_);
+  leaving_.erase(identity);
+  if (!aside.empty()) set_aside_.push_back(std::move(aside));
   changed_.NotifyAll();
 }
 
@@ -150,9 +160,12 @@ void SnapshotWriter::Carry(const Order& order) {
 }
 
 void SnapshotWriter::End(const std::string& identity) {
-  MutexLock lock(mutex_);
-  begun_.erase(identity);
-  if (forgotten_.erase(identity) > 0) ForgetLocked(identity);
+  {
+    MutexLock lock(mutex_);
+    begun_.erase(identity);
+    if (forgotten_.erase(identity) == 0 || !leaving_.insert(identity).second) return;
+  }
+  SetAside(identity);
 }
 
 absl::StatusOr<uint64_t> SnapshotWriter::WriteFile(const Order& order) {

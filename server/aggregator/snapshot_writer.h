@@ -64,8 +64,9 @@ class SnapshotWriter {
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
   // Nothing is being written of the job any more.
   void End(const std::string& identity);
-  // Nothing is: hides its snapshots, and has them removed.
-  void ForgetLocked(const std::string& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Hides the snapshots of a job in leaving_, takes it out there, and has them removed. Whoever
+  // holds or begins others does not wait for the disk.
+  void SetAside(const std::string& identity);
   // Returns whether what has been begun of the job is not wanted any more.
   bool IsDropped(const std::string& identity);
   void NoteOutcome(const SnapshotHeader& header, const absl::StatusOr<uint64_t>& bytes,
@@ -87,6 +88,7 @@ class SnapshotWriter {
   std::deque<std::string> set_aside_ ABSL_GUARDED_BY(mutex_);        // to be removed
   std::map<std::string, SnapshotId> begun_ ABSL_GUARDED_BY(mutex_);  // by identity
   std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);          // of those
+  std::set<std::string> leaving_ ABSL_GUARDED_BY(mutex_);            // are being set aside
   std::multimap<std::string, std::weak_ptr<const void>> held_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> failing_ ABSL_GUARDED_BY(mutex_);  // jobs whose latest failed
   Thread thread_;  // declared last, because it uses everything above
