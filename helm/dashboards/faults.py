@@ -35,10 +35,14 @@ PANELS: tuple[Panel | Row, ...] = (
     panel(
         "stat",
         "Restarts",
-        "Of aggregators in the chosen time; sidecars begin anew with each job.",
+        "Of aggregators in the chosen time: at the same address, or as another pod of the same "
+        "name. Sidecars begin anew with each job.",
         "none",
-        "sum(changes(process_start_time_seconds{SHARDS}[$__range]) and on (job, instance) "
-        'last_over_time(thalweg_build_info{SHARDS,program="aggregator"}[$__range])) or vector(0)',
+        "(sum(changes(process_start_time_seconds{SHARDS}[$__range]) and on (job, instance) "
+        'last_over_time(thalweg_build_info{SHARDS,program="aggregator"}[$__range])) or vector(0))'
+        " + (sum(count by (job, namespace, pod) (max by (job, namespace, pod, instance) "
+        '(last_over_time(thalweg_build_info{SHARDS,program="aggregator",pod!=""}[$__range]))) - 1) '
+        "or vector(0))",
     ),
     Row("Why jobs and rounds end"),
     panel(

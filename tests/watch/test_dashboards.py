@@ -78,6 +78,24 @@ def test_restarts_are_those_of_aggregators(tmp_path):
 
 
 @needs_promtool
+def test_pod_that_comes_back_at_another_address_is_a_restart(tmp_path):
+    started, build = "process_start_time_seconds", "thalweg_build_info"
+    labels = 'job="s",namespace="ml",pod="a-{}",instance="{}"'
+    series = {}
+    # The pod a-0 has two addresses in turn, and a new version at the second, where it crashes once.
+    for (pod, instance), starts, built in (
+        ((0, 1), "1x10 _x20", {"1": "1x10 _x20"}),
+        ((0, 2), "_x12 9x9 20x9", {"1": "_x12 1x9", "2": "_x22 1x9"}),
+        ((1, 3), "1x30", {"1": "1x30"}),
+    ):
+        own = labels.format(pod, instance)
+        series[f"{started}{{{own}}}"] = starts
+        for version, values in built.items():
+            series[f'{build}{{program="aggregator",version="{version}",{own}}}'] = values
+    evaluate(tmp_path, "faults.json: Restarts", series, "30m", {"{}": 2})
+
+
+@needs_promtool
 def test_wait_for_a_shard_is_that_of_the_average_node(tmp_path):
     wait = 'thalweg_sidecar_shard_wait_seconds_total{job="n",instance="%s",shard="0"}'
     series = {wait % "a": "0+75x20", wait % "b": "0+45x20", wait % "c": "0+15x20"}

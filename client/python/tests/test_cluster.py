@@ -277,6 +277,18 @@ def test_pods_that_ail_and_their_events_are_told(capsys, kubectl):
     ]
 
 
+def test_pod_with_both_labels_is_counted_and_told_once(capsys, kubectl):
+    both = {"items": [pod("sidecar-x", restartCount=2)]}
+    answers = {
+        "get pods --selector app.kubernetes.io/part-of=thalweg": both,
+        "get pods --selector thalweg.io/sidecar": both,
+    }
+    fake_kubectl(kubectl, CLUSTER | answers)
+    _, lines = doctor(capsys, (shard(), []))
+    assert "ok    Kubernetes: v1.31.0, pods of Thalweg: 1" in lines
+    assert lines_of("warn", lines) == ["pod sidecar-x: aggregator has been started 3 times"]
+
+
 def test_definition_that_drops_the_sidecar_fails(capsys, kubectl):
     answer = ('error: field "restartPolicy" does not exist',)
     fake_kubectl(kubectl, CLUSTER | {"explain pytorchjobs": answer})

@@ -57,6 +57,7 @@ runAsNonRoot: true
 runAsUser: {{ int64 .Values.runAsUser }}
 runAsGroup: {{ int64 .Values.runAsUser }}
 fsGroup: {{ int64 .Values.runAsUser }}
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
 {{- end }}

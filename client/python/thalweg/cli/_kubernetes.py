@@ -36,10 +36,15 @@ def findings(namespace: str) -> list[Finding]:
     where = ["--namespace", namespace] if namespace else []
     try:
         version = _ask("version")["serverVersion"]["gitVersion"]
-        pods = [pod for labels in _SELECTORS for pod in _list("pods", "--selector", labels, *where)]
+        listed = [
+            pod for labels in _SELECTORS for pod in _list("pods", "--selector", labels, *where)
+        ]
         events = _list("events", "--field-selector", "type=Warning", *where)
     except _KubectlError as error:
         return [Finding("note", f"Kubernetes: not looked at: {error}")]
+    # Pods of the DaemonSet bear both labels.
+    named = {(pod["metadata"].get("namespace"), pod["metadata"]["name"]): pod for pod in listed}
+    pods = [*named.values()]
     result = [Finding("ok", f"Kubernetes: {version}, pods of Thalweg: {len(pods)}")]
     for pod in pods:
         result += _pod(pod)
