@@ -17,9 +17,10 @@ def check_alike(
     shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
     saved = len(state["fragments"])
     due = [] if has_quorum else [each["due"] for each in state["fragments"]]
+    owing = [] if has_quorum else [each.get("owes", False) for each in state["fragments"]]
     moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
     steps = 0 if has_quorum else state["steps"]
-    mine = (steps, saved, due, shapes, moments)
+    mine = (steps, saved, due, owing, shapes, moments)
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, mine, group=group)
     if saved != fragments:

@@ -14,7 +14,7 @@ from thalweg.ps import _joining
 from thalweg.ps._alike import check_alike
 from thalweg.ps._fragment import Fragment
 from thalweg.ps._local_bucket import LocalBucket
-from thalweg.ps._own_means import Means
+from thalweg.ps._own_means import Means, warn_of_loss
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving
@@ -115,9 +115,10 @@ class Exchange:
         else:
             for fragment in self._fragments:
                 self._land_early(fragment)
-                if not (fragment.steps or fragment.owes):
+                if not (fragment.steps or fragment.owes or fragment.has_rest):
                     self._land(fragment, 0.0)  # all that has been changed has left: none is to stay
             self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
+            self._exchange([each for each in self._fragments if each.has_rest], 0, 0.0)
             self._even_out()
         self._remember()
 
@@ -132,7 +133,8 @@ class Exchange:
         """
         for fragment in self._fragments:
             self._land_early(fragment)
-            how = {"waits_for_all": True, "gives_nothing": not (are_kept and fragment.steps)}
+            gives = are_kept and (fragment.steps or fragment.has_rest)
+            how = {"waits_for_all": True, "gives_nothing": not gives}
             settings = self._serving.number_of(self._outer.groups, **how)
             fragment.leave(1.0, settings, self._steps)
         self._exchanged += len(self._fragments)
@@ -181,6 +183,8 @@ class Exchange:
         self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
         if self._means:
             self._means.load(state.get("codec", {}))
+        else:
+            warn_of_loss(state.get("codec", {}), dist.get_rank(self._group))
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load(saved)
@@ -204,7 +208,7 @@ class Exchange:
         self._fill(states or {})
         for fragment in self._fragments:
             fragment.land(0.0)
-            fragment.steps, fragment.work = 0, 0.0
+            fragment.steps, fragment.work, fragment.was_owing = 0, 0.0, False
         self._remember()
 
     def _fill(self, states: dict[torch.Tensor, Any]) -> None:
@@ -237,8 +241,8 @@ class Exchange:
 
     def _factors(self, leaving: Sequence[Fragment]) -> list[float]:
         """Returns what this worker's changes count in the mean."""
-        if not self._plan.weighted:
-            return [1.0] * len(leaving)
+        if not self._plan.weighted or not any(each.steps for each in leaving):
+            return [1.0] * len(leaving)  # nobody has done anything: these are rests
         total = torch.tensor([each.work for each in leaving], dtype=torch.float64, device="cpu")
         try:
             with self._waiting():

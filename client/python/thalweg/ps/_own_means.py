@@ -143,6 +143,12 @@ class OwnMeans:
 Means = CodecMeans | OwnMeans
 
 
+def warn_of_loss(state: Mapping[str, Any], rank: int) -> None:
+    """Says that what was held back is lost, if shards have no place for it."""
+    if state.get("held"):
+        is_lost(state, "a codec of floats", f"rank {rank}")
+
+
 def _by_name(shapes: Mapping[str, torch.Size], values: Tensor | None) -> dict[str, Tensor]:
     if values is None:
         return {}
