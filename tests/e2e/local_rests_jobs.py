@@ -11,6 +11,7 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
+from jobs import outcome
 from torch import nn
 
 from thalweg.ps import LocalOptimizer
@@ -67,7 +68,14 @@ def moved() -> list[float]:
     return second.finished()
 
 
-JOBS: dict[str, Callable[[], Any]] = {each.__name__: each for each in (ended_earlier, moved)}
+def refused() -> str:
+    """Exchanges in CODEC; returns the error."""
+    return outcome(lambda: Trainer(os.environ["CODEC"]).step(1.0))
+
+
+JOBS: dict[str, Callable[[], Any]] = {
+    each.__name__: each for each in (ended_earlier, moved, refused)
+}
 
 
 if __name__ == "__main__":

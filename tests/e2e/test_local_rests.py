@@ -36,3 +36,10 @@ def test_finish_in_another_codec_right_after_loading_sends_the_rest(
     env = {"CODEC": codec, "OTHER": other, "OPTIONS": json.dumps(options)}
     for result in run("moved", tmp_path, (1, 1), 0, **env):
         assert result == pytest.approx([1.5, 1.5], abs=2.0**-7 if "int8" in other else LITTLE)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8:start=0", "signs"])
+def test_nodes_that_may_be_lost_by_the_environment_alone_are_refused(codec, tmp_path):
+    env = {"CODEC": codec, "THALWEG_MIN_NODES": "1"}
+    for result in run("refused", tmp_path, (1, 1), 1, **env):
+        assert "ValueError: thalweg: min_nodes (THALWEG_MIN_NODES) is 1" in result

@@ -77,7 +77,7 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
         for_all_collectives=own is not None,
     )
     session = joined.session
-    if fault := _why_no_quorum(pace, joined, own):
+    if fault := _why_not(pace, joined, own):
         session.close()
         raise ValueError(f"thalweg: {fault}")
     means = _means(joined, wishes, [each for part in parts for each in part])
@@ -94,9 +94,14 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
     )
 
 
-def _why_no_quorum(pace: Pace, joined: Joined, own: OfWorkers | None) -> str:
+def _why_not(pace: Pace, joined: Joined, own: OfWorkers | None) -> str:
     """Returns why the job cannot exchange so, which all workers know alike; empty: it can."""
     place, most = joined.job.place, joined.job.workers[0].min_nodes
+    if most and not pace.quorum:
+        return (
+            f"min_nodes (THALWEG_MIN_NODES) is {most}, but exchanges need all nodes: it goes with "
+            "quorum="
+        )
     if pace.quorum > place.num_nodes:
         return f"quorum is {pace.quorum}, but the job has {place.num_nodes} nodes"
     if pace.quorum and 0 < most < pace.quorum:
