@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/env.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
@@ -38,8 +39,11 @@ void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, 
   while (!signals.Wait(kSignalPoll)) {
     Refresh(policy, tls);
   }
-  spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
-               aggregator.num_jobs());
+  const size_t jobs = aggregator.num_jobs();
+  spdlog::info("shutting down{}",
+               jobs == 0 ? ""
+                         : absl::StrCat(": waiting up to ", flags.common.drain_seconds, " s for ",
+                                        jobs, jobs == 1 ? " job" : " jobs"));
   const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
     // A second signal ends the wait.

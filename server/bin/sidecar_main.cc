@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/env.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
@@ -76,8 +77,12 @@ void WaitForEnd(const Flags& flags, bool takes_place, Sidecar& sidecar, SidecarS
       return;
     }
   }
-  spdlog::info("shutting down: waiting up to {} s for {} workers", flags.common.drain_seconds,
-               sidecar.Reap().now);
+  const size_t workers = sidecar.Reap().now;
+  spdlog::info("shutting down{}",
+               workers == 0
+                   ? ""
+                   : absl::StrCat(": waiting up to ", flags.common.drain_seconds, " s for ",
+                                  workers, workers == 1 ? " worker" : " workers"));
   sidecar.StopAccepting();
   const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   // A second signal ends the wait.
