@@ -220,5 +220,8 @@ def test_many_collectives_leave_nothing_behind(count, tmp_path):
 
 def test_rank_that_does_not_come_to_a_new_group_is_named_with_what_limits_the_wait(tmp_path):
     error, _ = run("group_of_one_rank", tmp_path, (2,), 0, THALWEG_TIMEOUT="2")
-    assert "TimeoutError: thalweg: rank 1 has not come to the new process group within 4 s" in error
+    assert (
+        "TimeoutError: thalweg: rank 1 has not come to the new process group of the back" in error
+    )
+    assert 'end "thalweg" within 4 s' in error
     assert "(its timeout, or twice THALWEG_TIMEOUT)" in error

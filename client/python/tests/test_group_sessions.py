@@ -1,10 +1,14 @@
 """Tests which modules the session of a process group can serve."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
+from thalweg._c10d import _process_group
 from thalweg._c10d._process_group import World
+from thalweg._job import _rendezvous
 from thalweg._job._topology import Tensor
 from thalweg._settings._config import Config
 
@@ -64,3 +68,19 @@ def test_each_setting_that_differs_is_named_with_its_variable(name):
 def test_codecs_need_to_agree_for_the_modules_parameters_only(ours, asked, served):
     reason = world(codec=ours).why_apart(DEFAULTS._replace(codec=asked), MODEL, None)
     assert (reason == "") == served
+
+
+def test_new_group_says_after_a_worker_s_timeout_that_another_has_not_come(monkeypatch):
+    asked = {}
+
+    def gather(*_, **how):
+        asked.update(how)
+        raise TimeoutError
+
+    monkeypatch.setenv("THALWEG_TIMEOUT", "7")
+    monkeypatch.setattr(_rendezvous, "gather", gather)
+    group = SimpleNamespace(group_rank=0, group_size=2, store=dist.HashStore(), group_id="new")
+    with pytest.raises(TimeoutError):
+        _process_group._begin(group, 1800.0)
+    assert (asked["quiet"], asked["timeout"]) == (7.0, 1800.0)
+    assert asked["where"] == 'the new process group of the back end "thalweg"'

@@ -81,6 +81,24 @@ def test_rank_0_says_once_whom_it_waits_for_before_it_gives_up(connect, caplog):
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
+@pytest.mark.parametrize(("local_rank", "times"), [("0", 1), ("1", 0)])
+def test_first_worker_of_a_node_says_once_that_it_waits_for_rank_0(
+    connect, caplog, monkeypatch, local_rank, times
+):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    with pytest.raises(TimeoutError):
+        _rendezvous.gather(
+            *(connect(), "k", ""),
+            where="attach()",
+            rank=1,
+            world=3,
+            timeout=2 * SHORT,
+            quiet=SHORT,
+        )
+    text = "thalweg: waiting for rank 0 to come to attach(), for 0.4 s at most (THALWEG_TIMEOUT)"
+    assert [record.getMessage() for record in caplog.records] == [text] * times
+
+
 def test_rank_0_is_named_when_nobody_answers(connect):
     [error] = meet(connect, {1: "b"}, world=3, timeout=SHORT)
     assert isinstance(error, TimeoutError)

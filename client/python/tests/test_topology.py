@@ -88,6 +88,33 @@ def test_models_that_differ_are_refused(model, message):
         check([worker(), worker(model=model)])
 
 
+ARGUMENTS = [
+    ("AdamW; every 4; betas (0.9, 0.9)", "every 3 on rank 0 but every 4 on rank 1"),
+    ("AdamW; every 3; betas (0.9, 0.9); codec x", "none of these on rank 0 but codec x on rank 1"),
+]
+
+
+@pytest.mark.parametrize(("other", "differing"), ARGUMENTS)
+def test_arguments_that_differ_are_named_without_those_that_are_equal(other, differing):
+    ours, theirs = (
+        worker(model=(Tensor(text, "", ()), WEIGHT))
+        for text in ("AdamW; every 3; betas (0.9, 0.9)", other)
+    )
+    with pytest.raises(ValueError, match=f"optimizers' arguments differ: {differing}$"):
+        check([ours, theirs])
+
+
+def test_min_nodes_that_differ_are_named_although_local_shards_follow_from_them():
+    with pytest.raises(ConfigError, match="min_nodes is 1 on rank 0 but 0 on rank 1"):
+        check([worker(min_nodes=1, local_shards="0"), worker()])
+
+
+def test_snapshots_of_several_nodes_without_aggregators_are_refused_by_their_name():
+    workers = [worker(host, local_shards="0", needs_disks=True) for host in "ab"]
+    with pytest.raises(ConfigError, match=r"snapshots need aggregators.* leave snapshot_every= "):
+        check(workers)
+
+
 @pytest.fixture
 def introduced(monkeypatch):
     """Returns a function that lets workers introduce themselves: (what each learns, the values that

@@ -211,12 +211,15 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
         node_reduce="sidecar",
     )
     rank, size = options.group_rank, options.group_size
+    where = 'the new process group of the back end "thalweg"'
     meeting = _collectives.Meeting(
-        None, "process_group", rank, size, config.timeout, options.store, "the new process group"
+        None, "process_group", rank, size, config.timeout, options.store, where
     )
     # The others may come as late as the group's own timeout allows.
     late = meeting._replace(
-        timeout=max(config.timeout, timeout / 2), variable="its timeout, or twice THALWEG_TIMEOUT"
+        timeout=max(config.timeout, timeout / 2),
+        variable="its timeout, or twice THALWEG_TIMEOUT",
+        quiet=config.timeout,
     )
     me = _member.introduction(config, problem, running=running_sidecar())
     workers = _member.meet(me, late)

@@ -11,6 +11,7 @@ as long as the group does, and not say which one it is.
 from __future__ import annotations
 
 import base64
+import math
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class Meeting(NamedTuple):
     shared: Store | None = None  # None: the default process group's store
     where: str = "the others inside attach()"  # in messages, as is what has the timeout
     variable: str = "THALWEG_TIMEOUT"
+    quiet: float = math.inf  # seconds, after which it is said for whom they wait
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, timeout: float) -> Meeting:
@@ -77,6 +79,7 @@ def gather(value: _T, workers: Meeting) -> list[_T]:
         world=workers.world,
         timeout=2 * workers.timeout,
         variable=workers.variable,
+        quiet=workers.quiet,
     )
     return [pickle.loads(zlib.decompress(base64.b85decode(text))) for text in texts]
 

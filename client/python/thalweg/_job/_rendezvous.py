@@ -23,6 +23,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from thalweg._settings._variables import is_first_of_node
+
 _POLL_SECONDS = 0.02  # how often rank 0 looks for new questions
 _FIRST_SECONDS = 0.001  # after somebody has come: others are usually close
 _GRACE_SECONDS = 1.0  # rank 0 tells its decision within this time
@@ -68,18 +70,19 @@ def gather(
     quiet: float = math.inf,
 ) -> list[str]:
     """Returns what all ranks give under this name, by rank; messages say `where` they meet, and
-    which `variable` has the timeout. After `quiet` seconds rank 0 warns of whom it waits for.
+    which `variable` has the timeout. After `quiet` seconds rank 0 warns of whom it waits for; if it
+    has not come itself, the first worker of each node does.
 
     Rank 0 decides, and returns when the others have read that: its process may be the store's, and
     end next. If it has waited `timeout` seconds for another rank, TimeoutError names that one
     to all that have come. A rank that rank 0 does not answer for as long, because it has not come
     or has given up, gets TimeoutError as well.
     """
+    text = f"to come to {where}, for {timeout:g} s at most ({variable})"
     if rank == 0:
-        text = f"to come to {where}, for {timeout:g} s at most ({variable})"
         answers = _collect(shared, name, value, world, timeout, quiet=quiet, text=text)
     else:
-        answers = _take_part(shared, name, value, rank, timeout)
+        answers = _take_part(shared, name, value, rank, timeout, quiet=quiet, text=text)
     absent = [str(other) for other, answer in enumerate(answers) if answer is None]
     if absent:
         raise TimeoutError(
@@ -91,7 +94,7 @@ def gather(
 
 def await_all(group: dist.ProcessGroup, timeout: float, quiet: float) -> None:
     """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks;
-    after `quiet` seconds rank 0 warns of them.
+    after `quiet` seconds gather() warns of them.
 
     What follows uses torch's collectives, which would wait as long as the process group does.
     """
@@ -153,11 +156,19 @@ def _collect(
     return answers
 
 
-def _take_part(shared: Store, name: str, value: str, rank: int, timeout: float) -> list[str | None]:
-    """Returns what rank 0 has collected, or only that rank 0 is absent."""
+def _take_part(
+    shared: Store, name: str, value: str, rank: int, timeout: float, *, quiet: float, text: str
+) -> list[str | None]:
+    """Returns what rank 0 has collected, or only that rank 0 is absent. Warns after `quiet` seconds
+    without it; `text` is what of it.
+    """
     question = secrets.token_hex(8)
     answer = _key(name, "answer", question)
     shared.set(_key(name, "asks", rank), question)
+    if quiet < timeout and missing(shared, [answer], quiet):
+        timeout -= quiet
+        if is_first_of_node():
+            _log.warning("thalweg: waiting for rank 0 %s", text)
     if missing(shared, [answer], timeout):
         return [None]
     meeting = shared.get(answer).decode()

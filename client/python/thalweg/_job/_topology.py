@@ -13,16 +13,27 @@ from typing import Any
 
 from thalweg._settings._config import ConfigError
 
-# The fields of an introduction that must be equal on all workers.
+# The fields of an introduction that must be equal on all workers. Where `min_nodes` differ, so do
+# the `local_shards` that follow from them: it comes first.
 _SETTINGS = (
     "codec",
     "chunk_bytes",
+    "min_nodes",
     "local_shards",
     "node_reduce",
     "residuals",
-    "min_nodes",
     "timeout",
     "step_timeout",
+)
+
+_NO_HOSTS = (
+    "THALWEG_LOCAL_SHARDS is 0 or THALWEG_MIN_NODES is set: set the first to auto and leave the "
+    "second out, set THALWEG_AGGREGATORS to host:port of every aggregator on all workers, or "
+    "THALWEG_SIDECAR to the socket of each node's sidecar"
+)
+_NEEDS_DISKS = (
+    "snapshots need aggregators, because sidecars keep none: set THALWEG_AGGREGATORS to host:port "
+    "of every aggregator on all workers, or leave snapshot_every= and THALWEG_SNAPSHOT_EVERY out"
 )
 
 
@@ -61,6 +72,7 @@ class Introduction:
     min_nodes: int = 0  # with which the job goes on when others are lost; 0: all
     residuals: bool = False  # what its node holds back of gradients is written to files
     apart: str = ""  # why the session of its process group cannot serve it; empty if it can
+    needs_disks: bool = False  # its snapshots do, and only because of them sidecars host no shards
 
 
 @dataclass(frozen=True)
@@ -125,9 +137,7 @@ def check(workers: Sequence[Introduction]) -> None:
         raise ConfigError(
             f"thalweg: the workers form {_count_nodes(workers)} nodes, but "
             f"{host_name(without[0].host)} has no aggregator to meet the others at, and "
-            "THALWEG_LOCAL_SHARDS is 0 or THALWEG_MIN_NODES is set: set the first to auto and "
-            "leave the second out, set THALWEG_AGGREGATORS to host:port of every aggregator on all "
-            "workers, or THALWEG_SIDECAR to the socket of each node's sidecar"
+            f"{_NEEDS_DISKS if workers[0].needs_disks else _NO_HOSTS}"
         )
 
 
@@ -198,8 +208,26 @@ def place(sidecars: Sequence[tuple[str, str]], rank: int) -> Placement:
     )
 
 
+def _differing_arguments(first: str, other: str, rank: int) -> str:
+    """Says in what two descriptions of arguments differ, whose parts stand between semicolons."""
+    ours, theirs = first.split("; "), other.split("; ")
+    if len(ours) == len(theirs):
+        pairs = [(one, two) for one, two in zip(ours, theirs, strict=True) if one != two]
+    else:
+        pairs = [
+            (
+                ", ".join(part for part in ours if part not in theirs) or "none of these",
+                ", ".join(part for part in theirs if part not in ours) or "none of these",
+            )
+        ]
+    texts = [f"{one} on rank 0 but {two} on rank {rank}" for one, two in pairs]
+    return f"the optimizers' arguments differ: {', '.join(texts)}"
+
+
 def _check_same_model(first: tuple[Tensor, ...], other: tuple[Tensor, ...], rank: int) -> None:
     for index, (ours, theirs) in enumerate(zip(first, other, strict=False)):
+        if ours != theirs and not ours.dtype and not theirs.dtype:
+            raise ValueError(f"thalweg: {_differing_arguments(ours.name, theirs.name, rank)}")
         if ours != theirs:
             raise ValueError(
                 f"thalweg: the models differ at parameter {index}: {ours} on rank 0, "

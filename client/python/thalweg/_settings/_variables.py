@@ -207,7 +207,7 @@ def misspelt(environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
 @functools.cache
 def warn_of_unknown() -> None:
     """Names unknown variables, once per process; of a node's workers only the first one does."""
-    if not _is_first_of_node():
+    if not is_first_of_node():
         return
     for name in unknown_variables(os.environ):
         known = [*AIAK.values()] if name.startswith("AIAK_") else [*KNOWN]
@@ -221,12 +221,12 @@ def warn_of_unknown() -> None:
 def warn_of_unused() -> None:
     """Names a variable that does nothing without another; of a node's workers the first does."""
     every = activation_is_wanted(switches=["THALWEG_PS_EVERY"])
-    if every and not activation_is_wanted(switches=["THALWEG_PS_MODE"]) and _is_first_of_node():
+    if every and not activation_is_wanted(switches=["THALWEG_PS_MODE"]) and is_first_of_node():
         text = "THALWEG_PS_EVERY=%s has no effect without THALWEG_PS_MODE=local"
         logging.getLogger("thalweg").warning(text, os.environ["THALWEG_PS_EVERY"])
 
 
-def _is_first_of_node() -> bool:
+def is_first_of_node() -> bool:
     return os.environ.get("LOCAL_RANK", "") in ("", "0")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,8 @@ def join(
 ) -> Joined:
     """Makes this worker a member of a job. All workers of the group call it together.
 
-    `description` is equal on all workers, as are names, types and shapes of the parameters.
+    `description` is equal on all workers, as are names, types and shapes of the parameters; its
+    parts stand between semicolons.
     `optimizer` is the class that messages name. `choose` makes of the codecs that are asked for,
     and of the parameters' names and shapes, the codecs that are used; it may raise ConfigError.
     `secret` is that of an earlier job of these workers; empty: they have a new one.
@@ -84,17 +86,19 @@ def join(
     if optimizer != "ServerOptimizer":
         config = config._replace(snapshot_every=0)
     if config.snapshot_every:
-        description += f", snapshots every {config.snapshot_every} steps"
-        if config.local_shards == "auto":
-            config = config._replace(local_shards="0")  # sidecars have no disk for snapshots
+        description += f"; snapshots every {config.snapshot_every} steps"
+    needs_disks = config.snapshot_every > 0 and config.local_shards == "auto"
+    if needs_disks:
+        config = config._replace(local_shards="0")  # sidecars have no disk for snapshots
     # The description is the first line of the model that all must have.
-    model = [Tensor(f"({description})", "", ())]
+    model = [Tensor(description, "", ())]
     for name, tensor in named_parameters:
         dtype = str(tensor.dtype).removeprefix("torch.")
         model.append(Tensor(name, dtype, tuple(tensor.shape)))
     me = _member.introduction(
         config, problem, running=_process_group.running_sidecar(), model=tuple(model), secret=secret
     )
+    me = replace(me, needs_disks=needs_disks)
     _rendezvous.await_all(group, me.step_timeout, me.timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     workers = _member.meet(me, meeting)

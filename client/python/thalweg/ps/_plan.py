@@ -75,7 +75,7 @@ class Outer(NamedTuple):
 
     def describe(self) -> str:
         settings = {key: value for key, value in self.groups[0].items() if key != "params"}
-        return f"outer {self.name} {settings}"
+        return "; ".join([f"outer {self.name}", *(f"{k} {v}" for k, v in settings.items())])
 
 
 def cut_fragments(parameters: Sequence[Parameter], count: int) -> list[list[Parameter]]:

@@ -89,11 +89,11 @@ class Wishes(NamedTuple):
         return int(cap * (1 << 20))
 
     def describe(self, rule: Rule) -> str:
-        """Returns what all workers must wish for alike."""
+        """Returns what all workers must wish for alike, between semicolons."""
         return (
-            f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
-            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, find_unused_parameters "
-            f"{self.finds_unused}, buckets of {self.bucket_bytes} bytes, {self.pace}"
+            f"{self.kind}; {_parts(rule)}; pull {self.pull}; max_grad_norm {self.max_grad_norm}; "
+            f"loss_scaling {self.loss_scaling}; overlap {self.overlap}; find_unused_parameters "
+            f"{self.finds_unused}; buckets of {self.bucket_bytes} bytes; {_parts(self.pace)}"
         )
 
 
@@ -127,14 +127,18 @@ class LocalWishes(NamedTuple):
         return int(self.bucket_cap_mb * (1 << 20))
 
     def describe(self, inner: str, outer: Outer) -> str:
-        """Returns what all workers must wish for alike. `inner` is the class of their own
-        optimizer.
+        """Returns what all workers must wish for alike, between semicolons. `inner` is the class of
+        their own optimizer.
         """
         return (
-            f"{inner}, {self.plan}, {outer.describe()}, pull {self.pull}, bucket_cap_mb "
-            f"{self.bucket_cap_mb:g}{f', codec {self.own.spec()}' if self.own else ''}"
-            f"{f', {self.pace}' if self.pace.quorum else ''}"
+            f"{inner}; {_parts(self.plan)}; {outer.describe()}; pull {self.pull}; bucket_cap_mb "
+            f"{self.bucket_cap_mb:g}{f'; codec {self.own.spec()}' if self.own else ''}"
+            f"{f'; {_parts(self.pace)}' if self.pace.quorum else ''}"
         )
+
+
+def _parts(of: Plan | Rule | Pace) -> str:
+    return "; ".join(f"{name} {value}" for name, value in of._asdict().items())
 
 
 def check_bound(max_grad_norm: float | None) -> float | None:
