@@ -282,8 +282,8 @@ class Auto(Codec):
 # Messages and help texts list all codecs in this order.
 LOSSY: tuple[type[Lossy], ...] = (Int8, OneBit, TopK)
 OF_WORKERS: tuple[type[OfWorkers], ...] = (Sparse, Signs)
-_ALL: tuple[type[Codec], ...] = (FP32, FP16, BF16, PowerSGD, *LOSSY, Auto)
-_BY_NAME = {kind.name: kind for kind in _ALL}
+ALL: tuple[type[Codec], ...] = (FP32, FP16, BF16, PowerSGD, *LOSSY, Auto)
+_BY_NAME = {kind.name: kind for kind in ALL}
 
 
 def usage() -> str:

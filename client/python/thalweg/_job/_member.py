@@ -17,7 +17,7 @@ from thalweg._job import _collectives, _shards, _starting, _topology
 from thalweg._job._collectives import Meeting
 from thalweg._job._shards import Shards
 from thalweg._job._topology import Introduction, Placement, Tensor
-from thalweg._settings._config import Config, Network
+from thalweg._settings._config import Config, ConfigError, Network
 
 _NO_HOSTS = (
     "nodes are to host shards (THALWEG_LOCAL_SHARDS is 1), but the job is to go on when one is "
@@ -180,6 +180,10 @@ def _connect(
             secret=first.secret,
             min_nodes=first.min_nodes,
         )
+    except RuntimeError as error:
+        if first.needs_disks and "no aggregator" in str(error):
+            raise ConfigError(f"thalweg: {_topology.NEEDS_DISKS}") from None
+        raise
     except ConnectionError as error:
         text = f"{error}{_shards.question(str(error))}"
         raise type(error)(f"{text}{shards.hint(text, place.node)}") from None

@@ -31,9 +31,10 @@ _NO_HOSTS = (
     "second out, set THALWEG_AGGREGATORS to host:port of every aggregator on all workers, or "
     "THALWEG_SIDECAR to the socket of each node's sidecar"
 )
-_NEEDS_DISKS = (
-    "snapshots need aggregators, because sidecars keep none: set THALWEG_AGGREGATORS to host:port "
-    "of every aggregator on all workers, or leave snapshot_every= and THALWEG_SNAPSHOT_EVERY out"
+NEEDS_DISKS = (
+    "snapshots need aggregators, because sidecars keep none: name these on all workers in "
+    "THALWEG_AGGREGATORS, or to each sidecar that you start in --aggregators, or leave "
+    "snapshot_every= and THALWEG_SNAPSHOT_EVERY out"
 )
 
 
@@ -137,7 +138,7 @@ def check(workers: Sequence[Introduction]) -> None:
         raise ConfigError(
             f"thalweg: the workers form {_count_nodes(workers)} nodes, but "
             f"{host_name(without[0].host)} has no aggregator to meet the others at, and "
-            f"{_NEEDS_DISKS if workers[0].needs_disks else _NO_HOSTS}"
+            f"{NEEDS_DISKS if workers[0].needs_disks else _NO_HOSTS}"
         )
 
 

@@ -77,7 +77,7 @@ def begin(inner: Optimizer, wishes: LocalWishes) -> tuple[_C.Session, Exchange]:
         for_all_collectives=own is not None,
     )
     session = joined.session
-    if fault := _why_not(pace, joined, own):
+    if fault := _why_not(pace, joined, own) or _why_no_pull(wishes.pull, joined, own):
         session.close()
         raise ValueError(f"thalweg: {fault}")
     means = _means(joined, wishes, [each for part in parts for each in part])
@@ -113,6 +113,17 @@ def _why_not(pace: Pace, joined: Joined, own: OfWorkers | None) -> str:
             "optimizer and needs each mean: expected fp32, fp16 or bf16"
         )
     return ""
+
+
+def _why_no_pull(pull: str | None, joined: Joined, own: OfWorkers | None) -> str:
+    """Returns why no weights come in this format; empty: they do, or nobody has asked for one."""
+    if pull is None or (own is None and are_dense(joined.codecs)):
+        return ""
+    codec = own.spec() if own else joined.codecs.spec()
+    return (
+        f"pull={pull!r} does not go with codec {codec}, with which no weights come from shards, "
+        "because every worker runs the outer optimizer: expected fp32, fp16 or bf16, or no pull"
+    )
 
 
 def _fragments(

@@ -55,7 +55,8 @@ class LocalOptimizer(FixedGroups):
         mix: how much of the worker's own weights stays then, from 0 to below 1.
         weighted: workers count in the mean by what they tell count(). That takes one small
             all_reduce of the process group in each exchange.
-        pull: in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None).
+        pull: in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None). It
+            goes with codecs of floats: with others no weights come.
         bucket_cap_mb: MiB of parameters that travel together.
         process_group: the workers; the default process group if None.
         codec: of what has changed: any that thalweg.ddp.attach() takes, thalweg.ps.Signs or
@@ -255,14 +256,20 @@ class LocalOptimizer(FixedGroups):
 
 
 def _of_workers(codec: object) -> OfWorkers | None:
-    """Returns the codec if workers have it, or its text. Raises ValueError."""
-    names = {kind.name for kind in OF_WORKERS}
-    if isinstance(codec, str) and codec.partition(":")[0] in names:
+    """Returns the codec if workers have it, or its text. Raises ValueError, also for one of which
+    there is no codec at all.
+    """
+    if isinstance(codec, str) and _first_name(codec) not in {kind.name for kind in codecs.ALL}:
         try:
             codec = codecs.parse(codec, also=OF_WORKERS)
         except ValueError as error:
             raise ValueError(f"thalweg: {error}") from None
     return codec if isinstance(codec, OfWorkers) else None
+
+
+def _first_name(text: str) -> str:
+    """Returns the name of the codec in a text, or of the default one of a policy."""
+    return text.partition(";")[0].partition(":")[0].strip()
 
 
 def _follow(ref: weakref.ref[LocalOptimizer]) -> None:

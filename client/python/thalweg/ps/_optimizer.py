@@ -19,7 +19,7 @@ from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import or_rolled_back
 from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._parameters import cut, served
-from thalweg.ps._rules import KINDS, own_bound, rule_of
+from thalweg.ps._rules import KINDS, make, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState
 from thalweg.ps._step_faults import overtaking_of, stranger_of
@@ -114,7 +114,7 @@ class ServerOptimizer(Clipping):
         if KINDS[optimizer].measures and max_grad_norm is not None:
             options["max_grad_norm"] = check_bound(max_grad_norm)
             max_grad_norm = None
-        local = KINDS[optimizer].torch(params, **options)
+        local = make(optimizer, params, options, f"ServerOptimizer(…, {optimizer!r})")
         super().__init__(local.param_groups, local.defaults)
         arguments = JobArguments(
             codec=codec,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from thalweg.ps._parameters import Parameter
-from thalweg.ps._rules import KINDS, Group
+from thalweg.ps._rules import Group, make
 
 # By name: the kind, and what it has where torch has another default.
 _OUTER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,7 +70,9 @@ class Outer(NamedTuple):
             raise ValueError(f"thalweg: outer has name {name!r}, expected {', '.join(_OUTER)}")
         kind, defaults = _OUTER[name]
         options = defaults | options
-        made = KINDS[kind].torch(list(parameters), **options)
+        made = make(
+            kind, list(parameters), options, f"LocalOptimizer(outer={{'name': {name!r}, …}})"
+        )
         return cls(name, kind, options, made.param_groups)
 
     def describe(self) -> str:

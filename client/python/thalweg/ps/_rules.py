@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -40,6 +41,29 @@ KINDS = {
     "adamw": Kind(AdamW, "adam", _MOMENTS, _ADAM),
     "lamb": Kind(FusedLAMB, "lamb", _MOMENTS, _ADAM),
 }
+
+
+def make(kind: str, params: Iterable[Any], options: Mapping[str, Any], where: str) -> Optimizer:
+    """Returns an optimizer of this kind, a key of KINDS. Raises TypeError that names the option
+    that it does not have, and `where` the script gives it.
+    """
+    known = [*inspect.signature(KINDS[kind].torch).parameters][1:]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"thalweg: {where} has no argument {name}{_owner(name)}; those of {kind} are "
+                f"{', '.join(known)}"
+            )
+    return KINDS[kind].torch(params, **options)
+
+
+def _owner(name: str) -> str:
+    """Says whether it is an argument of LocalOptimizer."""
+    from thalweg.ps._local import LocalOptimizer
+
+    is_its = name in inspect.signature(LocalOptimizer).parameters
+    return ", which is one of LocalOptimizer" if is_its else ""
+
 
 # Options of torch's that ask for a way of computing, not for another result.
 _WAYS = ("foreach", "fused")
