@@ -50,15 +50,23 @@ def test_workers_get_sockets_that_exist_and_the_arguments():
     assert said[0][4] == ["--option", "value"]
 
 
-def test_exported_aggregators_are_set_aside_and_named():
+def test_exported_addresses_of_servers_are_set_aside_and_named():
     script = "import os; print(os.environ['THALWEG_AGGREGATORS'])"
-    elsewhere = {"THALWEG_AGGREGATORS": "elsewhere:7070"}
+    elsewhere = {
+        "THALWEG_AGGREGATORS": "elsewhere:7070",
+        "THALWEG_HTTP": "elsewhere:80",
+        "THALWEG_INTERFACE": "nowhere0",
+        "THALWEG_LISTEN": "elsewhere:7070",
+        "THALWEG_SHARD_PORTS": "9000-9001",
+        "THALWEG_SIDECAR": "/nowhere",
+    }
     with servers() as nothing:
         result = run(nothing.folder, ["--shards", "1"], script, **elsewhere)
     assert result.returncode == 0, result.stderr
     (started,) = re.findall(r"aggregator0 serves at ([^,]+),", result.stderr)
     assert f"[node0.worker0] {started}" in result.stdout.splitlines()
-    assert result.stderr.count("THALWEG_AGGREGATORS=elsewhere:7070 is set aside") == 1
+    for name, value in elsewhere.items():
+        assert result.stderr.count(f"{name}={value} is set aside") == 1
 
 
 def test_code_of_the_failing_worker_is_returned():

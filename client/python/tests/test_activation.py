@@ -235,7 +235,11 @@ LOCAL = {"THALWEG_PS_MODE": "local"}
         ),
         (LocalUpdates, LOCAL | {"THALWEG_ENABLE": "0 "}, "THALWEG_ENABLE is '0 ', expected 0 or 1"),
         (LocalUpdates, {"THALWEG_PS_MODE": "stale"}, "THALWEG_PS_MODE is 'stale', expected 0 or"),
-        (LocalUpdates, LOCAL, "THALWEG_PS_EVERY is '', expected a number of steps, such as 50"),
+        (
+            LocalUpdates,
+            LOCAL,
+            "THALWEG_PS_MODE=local asks for THALWEG_PS_EVERY: set it to a number of",
+        ),
         (LocalUpdates, LOCAL | {"THALWEG_PS_EVERY": "0"}, "THALWEG_PS_EVERY is '0', expected"),
         (LocalUpdates, LOCAL | {"THALWEG_PS": "sgd"}, "THALWEG_PS=sgd lets shards do every step"),
     ],

@@ -188,7 +188,8 @@ def test_unknown_variable_is_warned_about_once(monkeypatch, caplog, name, right)
         Config.from_env()
         Config.from_env()
     [message] = [record.getMessage() for record in caplog.records]
-    assert message == f"unknown environment variable {name} is ignored (did you mean {right}?)"
+    said = f"thalweg: unknown environment variable {name} is ignored (did you mean {right}?)"
+    assert message == said
 
 
 def test_unknown_variable_that_is_like_none_is_warned_about_with_all_that_are_known(

@@ -80,6 +80,16 @@ def test_variables_that_activate_nothing_are_warned_about_once_per_node(local_ra
         assert said.count("THALWEG_PS_EVERY=50 has no effect without THALWEG_PS_MODE=local") == 1
 
 
+TORCHRUN = ["/venv/bin/python", "-u", "/venv/bin/torchrun", "--nproc-per-node=2", "train.py"]
+
+
+@pytest.mark.parametrize(("rank", "times"), [("", 0), ("0", 2)])
+def test_launcher_leaves_warnings_of_variables_to_its_workers(rank, times):
+    useless = {"THALWEG_CODEK": "1", "THALWEG_PS_EVERY": "50"} | ({"RANK": rank} if rank else {})
+    _, said = import_torch(f"import sys; sys.orig_argv = {TORCHRUN}", **useless)
+    assert said.count("thalweg: ") == times
+
+
 SUBPACKAGES = """
 import sys, thalweg
 assert "torch" not in sys.modules

@@ -230,6 +230,10 @@ class LocalUpdates(NamedTuple):
                 f"{name}=local lets workers step alone, and {served.variables[0]} lets shards do "
                 "every step: unset one of them"
             )
+        if not env.get(_PS_EVERY):
+            raise ConfigError(
+                f"{name}=local asks for {_PS_EVERY}: set it to a number of steps, such as 50"
+            )
         every = check_interval(*look_up(_PS_EVERY, env))
         return cls(every, tuple(assignments([_PS_MODE, _PS_EVERY], env)))
 

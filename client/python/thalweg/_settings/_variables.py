@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -90,6 +91,8 @@ SWITCHES = (
 CODEC_SWITCHES = ("THALWEG_FP16_COMPRESSION", "THALWEG_POWERSGD_COMPRESSION")
 POWERSGD = ("THALWEG_MATRIX_APPROXIMATION_RANK", "THALWEG_START_COMPRESS_ITER")
 
+# Programs and modules that import torch and start workers.
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 # Folders into which workers write.
 FOLDERS = ("THALWEG_RESIDUALS", "THALWEG_TRACE")
 
@@ -206,13 +209,15 @@ def misspelt(environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
 
 @functools.cache
 def warn_of_unknown() -> None:
-    """Names unknown variables, once per process; of a node's workers only the first one does."""
-    if not is_first_of_node():
+    """Names unknown variables, once per process; of a node's workers only the first one does, and
+    the launcher does not.
+    """
+    if not is_first_of_node() or _is_launcher():
         return
     for name in unknown_variables(os.environ):
         known = [*AIAK.values()] if name.startswith("AIAK_") else [*KNOWN]
         logging.getLogger("thalweg").warning(
-            "unknown environment variable %s is ignored%s",
+            "thalweg: unknown environment variable %s is ignored%s",
             name,
             did_you_mean(name, known) or f"; known are {', '.join(known)}",
         )
@@ -221,13 +226,21 @@ def warn_of_unknown() -> None:
 def warn_of_unused() -> None:
     """Names a variable that does nothing without another; of a node's workers the first does."""
     every = activation_is_wanted(switches=["THALWEG_PS_EVERY"])
-    if every and not activation_is_wanted(switches=["THALWEG_PS_MODE"]) and is_first_of_node():
-        text = "THALWEG_PS_EVERY=%s has no effect without THALWEG_PS_MODE=local"
+    if every and not activation_is_wanted(switches=["THALWEG_PS_MODE"]):
+        if not is_first_of_node() or _is_launcher():
+            return
+        text = "thalweg: THALWEG_PS_EVERY=%s has no effect without THALWEG_PS_MODE=local"
         logging.getLogger("thalweg").warning(text, os.environ["THALWEG_PS_EVERY"])
 
 
 def is_first_of_node() -> bool:
     return os.environ.get("LOCAL_RANK", "") in ("", "0")
+
+
+def _is_launcher() -> bool:
+    """Whether this process has been started to start workers, which warn themselves."""
+    words = {word.rpartition("/")[2] for word in sys.orig_argv[1:]}
+    return "RANK" not in os.environ and not words.isdisjoint(_LAUNCHERS)
 
 
 def is_launched_first(environ: Mapping[str, str] | None = None) -> bool:

@@ -19,6 +19,16 @@ from thalweg._settings import _config, _variables
 from thalweg._settings._config import ConfigError
 from thalweg.cli._supervisor import Interrupted, Supervisor
 
+# Servers are started at addresses of this machine, and workers are told of them.
+_SET_ASIDE = (
+    "THALWEG_AGGREGATORS",
+    "THALWEG_HTTP",
+    "THALWEG_INTERFACE",
+    "THALWEG_LISTEN",
+    "THALWEG_SHARD_PORTS",
+    "THALWEG_SIDECAR",
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -148,8 +158,8 @@ def _await_all(supervisor: Supervisor, servers: list[Server], timeout: float) ->
 def _start_workers(
     supervisor: Supervisor, plan: Plan, sockets: list[str], aggregators: list[str]
 ) -> None:
-    for exported in _variables.assignments(["THALWEG_AGGREGATORS"]):
-        supervisor.say(f"{exported} is set aside: the workers use what was started here")
+    for exported in _variables.assignments(_SET_ASIDE):
+        supervisor.say(f"{exported} is set aside: the workers use what is started here")
     port = plan.port or _addresses.free_port()
     for rank in range(plan.nodes * plan.nproc):
         node = rank // plan.nproc
