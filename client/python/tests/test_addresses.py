@@ -46,6 +46,11 @@ def test_routes_of_this_host_begin_at_its_addresses():
         assert _addresses.source_to("::1") == "::1"
 
 
+def test_host_that_nothing_can_be_sent_to_is_an_error():
+    with pytest.raises(OSError, match=r"\[Errno \d+\]"):
+        _addresses.source_to("255.255.255.255")  # not without SO_BROADCAST
+
+
 def test_address_of_another_host_is_not_ours():
     assert _addresses.is_ours("127.0.0.1")
     assert not _addresses.is_ours("203.0.113.7")

@@ -75,6 +75,7 @@ def test_parameter_that_is_unfrozen_after_a_forward_pass_makes_the_call(calls, m
     module.module.bias.requires_grad_(False)
     run(module)
     assert calls == [DistributedDataParallel]
+    assert not any(parameter._backward_hooks for parameter in module.parameters())
 
 
 def test_call_that_is_cancelled_leaves_nothing(module, calls):

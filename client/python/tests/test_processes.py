@@ -99,6 +99,7 @@ def test_child_whose_parent_is_gone_already_does_not_start():
 
 
 def test_exits_are_described_in_words():
+    assert describe_exit(0) == "exited with code 0"
     assert describe_exit(3) == "exited with code 3"
     assert describe_exit(-signal.SIGKILL) == "was killed by SIGKILL"
     assert describe_exit(-64) in {"was killed by SIGRTMAX", "was killed by signal 64"}
