@@ -108,6 +108,15 @@ def absent() -> str:
     return result
 
 
+def finished_alone() -> str:
+    """Rank 0 calls finish() between two exchanges, and the other one trains on; returns errors."""
+    trainer = Trainer(0, 3, codec=os.environ["CODEC"])
+    trainer.train(4)
+    if dist.get_rank() == 0:
+        return outcome(trainer.optimizer.finish)
+    return outcome(lambda: trainer.train(3))
+
+
 def in_ddp() -> str:
     """Trains a model in DistributedDataParallel, made before or after; returns the error."""
     model: nn.Module = make_model(0)

@@ -18,6 +18,7 @@ from local_optimizer_bytes import bytes_of_exchange, bytes_sent
 from local_optimizer_faults import (
     absent,
     broken,
+    finished_alone,
     in_ddp,
     refused,
     thawed,
@@ -272,6 +273,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         refused,
         broken,
         absent,
+        finished_alone,
         in_ddp,
         thawed,
         uncounted,

@@ -275,6 +275,16 @@ def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_tim
     assert second == "absent"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "codec"), [((1, 1), "fp32"), ((2,), "fp32"), ((1, 1), "int8"), ((1, 1), "signs")]
+)
+def test_finish_of_one_worker_fails_on_all_instead_of_pairing_with_an_exchange(
+    nodes, codec, tmp_path
+):
+    for result in run("finished_alone", tmp_path, nodes, 0, CODEC=codec):
+        assert "RuntimeError: thalweg: some workers are in finish(), others in a step" in result
+
+
 ALIKE = {
     "thawed": "3.bias requires a gradient now, but did not when LocalOptimizer was made",
     "uncounted": "no worker has counted anything: call count() before each step",

@@ -20,6 +20,7 @@ from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving
 from thalweg.ps._some import some
 from thalweg.ps._step_faults import freezing_of
+from thalweg.ps._unequal import explained, mark_of
 
 
 class Exchange:
@@ -81,6 +82,7 @@ class Exchange:
         for fragment in self._fragments:
             fragment.work += work
 
+    @explained()
     def check(self, groups: Sequence[Group]) -> None:
         """Is called before each step of the worker."""
         self._check_unchanged()
@@ -91,6 +93,7 @@ class Exchange:
         """Counts a step that is over, and has changed weights on all workers alike."""
         self._steps += 1
 
+    @explained()
     def advance(self) -> None:
         """Is called after each step of the worker: exchanges what is due."""
         self._steps += 1
@@ -104,9 +107,10 @@ class Exchange:
                 self._land(fragment, self._plan.mix)
             if leaves:
                 leaving.append(fragment)
-        self._exchange(leaving, self._plan.delay, self._plan.mix)
+        self._exchange(leaving, self._plan.delay, self._plan.mix, ends=False)
         self._remember()
 
+    @explained()
     def finish(self) -> None:
         """Exchanges all that has been changed since it left, at once. All workers call it."""
         self._check_unchanged()
@@ -117,8 +121,8 @@ class Exchange:
                 self._land_early(fragment)
                 if not (fragment.steps or fragment.owes or fragment.has_rest):
                     self._land(fragment, 0.0)  # all that has been changed has left: none is to stay
-            self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
-            self._exchange([each for each in self._fragments if each.has_rest], 0, 0.0)
+            self._exchange([each for each in self._fragments if each.steps], 0, 0.0, ends=True)
+            self._exchange([each for each in self._fragments if each.has_rest], 0, 0.0, ends=True)
             self._even_out()
         self._remember()
 
@@ -217,11 +221,11 @@ class Exchange:
         shared = [tensor for bucket in self._buckets() for tensor in bucket.shared()]
         dist._broadcast_coalesced(self._group, shared, 250 << 20, 0)  # type: ignore[attr-defined]
 
-    def _exchange(self, leaving: Sequence[Fragment], delay: int, mix: float) -> None:
+    def _exchange(self, leaving: Sequence[Fragment], delay: int, mix: float, *, ends: bool) -> None:
         if not leaving:
             return
         factors = self._factors(leaving)
-        settings = self._serving.number_of(self._outer.groups)
+        settings = self._number(ends=ends)
         for fragment, factor in zip(leaving, factors, strict=True):
             fragment.leave(factor, settings, self._steps + delay)
         self._exchanged += len(leaving)
@@ -234,10 +238,17 @@ class Exchange:
         they have changed.
         """
         owing = [each for each in self._fragments if each.owes]
+        if owing:
+            self._number(ends=True)
         for fragment in owing:
             fragment.leave_whole(self._steps)
         for fragment in owing:
             self._land(fragment, 0.0)
+
+    def _number(self, *, ends: bool) -> int:
+        """Returns that of an exchange's settings, which say, too, whether finish() `ends` steps."""
+        mark = {} if self._has_quorum else mark_of(len(self._fragments), ends=ends)
+        return self._serving.number_of(self._outer.groups, **mark)
 
     def _factors(self, leaving: Sequence[Fragment]) -> list[float]:
         """Returns what this worker's changes count in the mean."""
@@ -251,8 +262,7 @@ class Exchange:
             self._serving.fail(f"the work that workers have counted could not be added up: {error}")
         if not bool(total.all()):
             self._serving.fail("no worker has counted anything: call count() before each step")
-        workers = dist.get_world_size(self._group)
-        sums = total.tolist()
+        workers, sums = dist.get_world_size(self._group), total.tolist()
         return [workers * each.work / sum_ for each, sum_ in zip(leaving, sums, strict=True)]
 
     def _land(self, fragment: Fragment, mix: float) -> None:

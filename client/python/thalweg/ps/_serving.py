@@ -274,8 +274,9 @@ class Serving:
         if not self._commits:
             self._announce(groups)
 
-    def number_of(self, groups: Sequence[Group], **of_all: bool) -> int:
-        """Returns the number by which shards know what these groups have now, and `of_all`."""
+    def number_of(self, groups: Sequence[Group], **of_all: float) -> int:
+        """Returns the number by which shards know what these groups have now, and `of_all`; with
+        `anew` it is another one each time."""
         self._announce(groups, None, **of_all)
         return self._settings.number
 

@@ -26,17 +26,21 @@ class StepSettings:
         self,
         groups: Sequence[Group],
         ratios: Mapping[int, float] | None = None,
+        *,
+        anew: float = False,
         **of_all: float,
     ) -> bool:
-        """Whether the latest settings are these. `ratios` has by number of settings what a rate is
-        multiplied by, if that is not 1.
+        """Whether the latest settings are these, and need not be announced `anew`. `ratios` has by
+        number of settings what a rate is multiplied by, if that is not 1.
         """
-        return (self._by_number(groups, ratios), of_all) == self._latest
+        return not anew and (self._by_number(groups, ratios), of_all) == self._latest
 
     def announce(
         self,
         groups: Sequence[Group],
         ratios: Mapping[int, float] | None = None,
+        *,
+        anew: float = False,
         **of_all: float,
     ) -> None:
         """Gives them the next number."""
