@@ -158,7 +158,7 @@ EXPECTED = [
     'overlap needs all nodes in the same step: it goes with mode="sync"',
     'lamb needs all nodes in the same step: it goes with mode="sync"',
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) need all nodes in the same step",
-    "Pace(ahead=",
+    "optimizers' arguments differ: staleness 1 on rank 0 but",
 ]
 
 

@@ -136,7 +136,7 @@ EXPECTED = [
     "quorum does not go with codec sparse:",
     "min_nodes goes with quorum: without one all are needed",
     "min_nodes is 1: no update is made of fewer than a quorum of 2",
-    "Pace(ahead=0, alone=False, delay_aware=False, quorum=",
+    "quorum 1 on rank 0 but quorum 2 on rank 1",
 ]
 
 

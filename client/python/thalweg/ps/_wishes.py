@@ -14,6 +14,8 @@ from thalweg.ps._pace import Pace
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import KINDS, Rule
 
+_NAMES = {"ahead": "staleness", "alone": 'mode="async"', "drops_late": 'late="drop"'}
+
 
 class Wishes(NamedTuple):
     """The arguments of ServerOptimizer, which says what they mean."""
@@ -138,7 +140,7 @@ class LocalWishes(NamedTuple):
 
 
 def _parts(of: Plan | Rule | Pace) -> str:
-    return "; ".join(f"{name} {value}" for name, value in of._asdict().items())
+    return "; ".join(f"{_NAMES.get(key, key)} {value}" for key, value in of._asdict().items())
 
 
 def check_bound(max_grad_norm: float | None) -> float | None:
