@@ -78,7 +78,7 @@ SnapshotReport SnapshotWriter::Report(const std::string& identity) {
 std::shared_ptr<const void> SnapshotWriter::Hold(const std::string& identity) {
   auto held = std::make_shared<const char>();
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  changed_.WaitUntil(mutex_, Now() + kDiskTime, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !leaving_.contains(identity);
   });
   std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });

@@ -44,6 +44,8 @@ class SnapshotWriter {
 
   SnapshotReport Report(const std::string& identity);
   // The job is there until the last copy of the result is gone: it is not forgotten for its age.
+  // Waits up to kDiskTime while earlier snapshots of its own are being hidden.
+  static constexpr Duration kDiskTime = std::chrono::seconds(2);
   std::shared_ptr<const void> Hold(const std::string& identity);
   // The job is over: it has no snapshots any more, nor the one that is being written. The thread
   // removes the files, which may take seconds.
@@ -64,8 +66,8 @@ class SnapshotWriter {
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
   // Nothing is being written of the job any more.
   void End(const std::string& identity);
-  // Hides the snapshots of a job in leaving_, takes it out there, and has them removed. Whoever
-  // holds or begins others does not wait for the disk.
+  // Hides the snapshots of a job in leaving_, takes it out there, and has them removed. Other jobs
+  // do not wait for the disk.
   void SetAside(const std::string& identity);
   // Returns whether what has been begun of the job is not wanted any more.
   bool IsDropped(const std::string& identity);

@@ -232,7 +232,8 @@ void NodeJob::OnGetCodecState(uint32_t local_rank) {
 
 void NodeJob::OnCodecState(uint32_t local_rank, const ipc::CodecState& message, UniqueFd fd) {
   const auto arena = BucketArena::Open(std::move(fd), message.bytes);
-  const absl::Status status = arena.ok() ? states_.Load(buckets_.All(), *arena, spec_.node == 0) : arena.status();
+  const absl::Status status =
+      arena.ok() ? states_.Load(buckets_.All(), *arena, spec_.node == 0) : arena.status();
   if (status.ok()) return;
   Fail(absl::Status(status.code(),
                     absl::StrCat(roster_.NameOf(local_rank), ": ", status.message())));

@@ -139,3 +139,26 @@ print(json.dumps([sorted(each.state_dict()["state"][0]) for each in copies]))
 def test_copies_of_an_sgd_have_torchs_keys_in_their_checkpoints(variables):
     done = run(COPIED, **variables)
     assert json.loads(done.stdout) == [["momentum_buffer"]] * 3, done.stderr
+
+
+COUNTED = """
+import copy, torch
+class Counting(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                state = self.state[each]
+                state["step"] = state.get("step", 0) + 1
+param = torch.nn.Parameter(torch.ones(3))
+optimizer = Counting([param], lr=0.1)
+for _ in range(2):
+    param.sum().backward()
+    optimizer.step()
+print(copy.deepcopy(optimizer).state_dict()["state"][0].get("step"))
+"""
+
+
+def test_steps_that_a_subclass_of_sgd_counts_stay_in_checkpoints_of_its_copies():
+    done = run(COUNTED, THALWEG_FUSED_OPTIMIZER="1")
+    assert done.stdout.strip() == "2", done.stderr

@@ -36,7 +36,7 @@ def test_arguments_that_an_optimizer_has_are_taken(kind, native):
     assert (group["lr"], group[native]) == (0.1, 0)
 
 
-@pytest.mark.parametrize("codec", ["sign", "sparce:0.1", "sign;bias=fp32"])
+@pytest.mark.parametrize("codec", ["sign", "sparse-entries:0.1", "sign;bias=fp32"])
 def test_misspelt_codec_of_local_updates_is_refused_with_those_of_workers(codec):
     with pytest.raises(ValueError, match=r"auto, sparse, signs"):
         _local._of_workers(codec)

@@ -151,6 +151,8 @@ def test_settings_that_make_no_sense_are_refused(pairs, text):
         ["BACKEND", "thalweg", "CODEC", "int8", "SAVE_FREQ", "1"],
         [*BY_HAND, "CODEC", "int8"],
         [*BY_HAND, "CODEC", "fp16", "SAVE_FREQ", "1"],
+        [*BY_HAND, "SAVE_FREQ", "1"],
+        [*BY_HAND, "MODEL.RESUME", "folder"],
         ["TRAIN.BASE_LR", "0", "TRAIN.WARMUP_LR", "0", "TRAIN.MIN_LR", "0", "AUG.MIXUP_PROB", "1"],
         ["AMP_LOSS_SCALE", "0.5", "MODEL.LABEL_SMOOTHING", "0", "TRAIN.WARMUP_STEPS", "0"],
     ],
@@ -158,6 +160,7 @@ def test_settings_that_make_no_sense_are_refused(pairs, text):
 def test_settings_that_go_together_are_accepted(pairs):
     config = Config()
     config.merge(pairs)
+    config.complete(2, 2)
     config.check()
 
 

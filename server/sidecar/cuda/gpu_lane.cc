@@ -121,12 +121,13 @@ absl::Status GpuLane::WaitUntilIdle() {
     is_stuck = left.stuck.contains(&held);
     is_blocked = left.Has(*held.gpu);
   }
-  // All lanes of a killed worker's bucket, and its workers, may come here: nobody waits twice.
-  if (is_blocked && !is_stuck) {
+  // All lanes of a killed worker's bucket, and its workers, may come here: nobody waits twice. What
+  // is queued with other GPUs may itself not end, and has to be aborted then.
+  if (is_blocked && !is_stuck && group() == nullptr) {
     if (idle.Wait(1, Now()) == 1) return absl::OkStatus();
     return absl::UnavailableError("other work on this GPU does not end");
   }
-  const absl::Status status = WaitFor(idle, 1, is_blocked ? Duration::zero() : held.patience);
+  const absl::Status status = WaitFor(idle, 1, is_stuck ? Duration::zero() : held.patience);
   if (absl::IsDeadlineExceeded(status)) {
     MutexLock left_lock(left.mutex);
     left.stuck[&held] = &idle;

@@ -28,7 +28,7 @@ struct MemoryTerms {
   BucketLayout layout;
   DType share = DType::kFloat32;  // type of the workers' shares
   uint32_t local_size = 1;
-  Duration patience{};  // limit for queued work of a device
+  Duration patience{};   // limit for queued work of a device
   std::string job = {};  // buckets of different jobs share nothing
 };
 

@@ -56,8 +56,12 @@ def _set_and_hide(
     /,
     state: dict[str, Any],
 ) -> None:
-    """Hides the steps that a copy or pickle has brought along; torch's SGD counts none."""
+    """Hides the steps that a copy or pickle has brought along; torch's SGD counts none. Subclasses
+    with a step of their own may.
+    """
     set_state(optimizer, state)
+    if type(optimizer).step is not SGD.step:
+        return
     if any("step" in each for each in optimizer.state.values()):
         from thalweg.optim._state import hide_steps
 

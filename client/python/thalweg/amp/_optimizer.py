@@ -243,8 +243,8 @@ class MixedOptimizer:
             raise RuntimeError(
                 "step() was called with gradients that no scale_loss() has made, expected none but "
                 "its own: the masters get none from loss.backward() alone. Call backward on what "
-                "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields, or clear "
-                "them by zero_grad()"
+                "`with thalweg.amp.scale_loss(loss, optimizer) as scaled_loss` yields. Others are "
+                "to be cleared by model.zero_grad(), or computed by torch.autograd.grad"
             )
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from thalweg.ps._serving import Serving
 from thalweg.ps._shown_state import ShownState
 from thalweg.ps._snapshot_files import read_latest
 from thalweg.ps._snapshots import Snapshots
+from thalweg.ps._upward import are_dense
 from thalweg.ps._wishes import Wishes
 
 _log = logging.getLogger("thalweg")
@@ -98,7 +99,7 @@ class KeptState(FixedGroups):
 
     def _forget_rests(self) -> None:
         """The weights are about to be others: what codecs hold back is of the former ones."""
-        if self._joined.job.place.local_rank == 0:
+        if self._joined.job.place.local_rank == 0 and not are_dense(self._joined.codecs):
             self._joined.session.load_codec_state(_codec_states.nothing())
 
     @or_rolled_back

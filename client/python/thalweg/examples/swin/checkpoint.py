@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from thalweg.examples.swin import SwinError
+from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.loop import Run
 from thalweg.examples.swin.sharding import load_state, state_of
 from thalweg.fsdp import write
 
 _SHARED = "training.pth"  # what all workers have in common
-# Settings without which its parts do not fit.
-_SETTINGS = ("BACKEND", "AMP_OPT_LEVEL", "AMP_ENABLE")
 
 
 def save(run: Run, folder: Path, epochs: int) -> None:
@@ -37,8 +36,7 @@ def save(run: Run, folder: Path, epochs: int) -> None:
     state = state_of(run.model, run.optimizer)
     if state and int(dist.get_node_local_rank()) == 0:
         progress = {"epochs": epochs, "updates": run.updates, "precision": run.level.state_dict()}
-        settings = {key: getattr(run.config, key) for key in _SETTINGS}
-        write(folder / _SHARED, {"settings": settings, **progress, **state})
+        write(folder / _SHARED, {"settings": _settings(run.config), **progress, **state})
     dist.barrier()
 
 
@@ -63,12 +61,20 @@ def resume(run: Run, path: str) -> int:
     return int(shared["epochs"])
 
 
+def _settings(config: Config) -> dict[str, Any]:
+    """Returns the settings without which a checkpoint's parts do not fit."""
+    kept: dict[str, Any] = {"AMP_ENABLE": config.AMP_ENABLE}
+    if config.AMP_ENABLE:
+        kept["AMP_OPT_LEVEL"] = config.AMP_OPT_LEVEL
+    # Both keep DistributedDataParallel's whole model; who has none of Thalweg's state hears of it.
+    return kept | {"BACKEND": "ddp" if config.BACKEND == "thalweg" else config.BACKEND}
+
+
 def _check_settings(run: Run, folder: Path, saved: dict[str, Any]) -> None:
     """Raises SwinError if the checkpoint was saved with another back end or precision. Older ones
     do not say with which.
     """
-    for key in _SETTINGS:
-        now = getattr(run.config, key)
+    for key, now in _settings(run.config).items():
         if saved.get(key, now) != now:
             raise SwinError(
                 f"{folder} was saved with {key} {saved[key]}, and this training has {now}: go on "

@@ -133,11 +133,17 @@ class Config:
         """
         # Codecs shorten what crosses a network, and on one node nothing does.
         compresses = self.BACKEND == "thalweg" and nodes > 1
-        self.CODEC = self.CODEC or ("powersgd:rank=4,start=100" if compresses else "fp32")
+        chosen = "fp16" if self._by_hand_with_checkpoints else "powersgd:rank=4,start=100"
+        self.CODEC = self.CODEC or (chosen if compresses else "fp32")
         how = "optimised" if self.ACCELERATED else "baseline"
         self.TAG = self.TAG or f"{nodes}x{workers}_bs{self.DATA.BATCH_SIZE}"
         self.SUFFIX = self.SUFFIX or f"{how}_{self.BACKEND}_{self.AMP_OPT_LEVEL}"
         self.OUTPUT_SUFFIX = self.OUTPUT_SUFFIX or f"seed{self.SEED}"
+
+    @property
+    def _by_hand_with_checkpoints(self) -> bool:
+        """Whether checkpoints lack what a codec keeps from step to step."""
+        return self.TRAIN.REDUCE_BY_HAND and bool(self.SAVE_FREQ or self.MODEL.RESUME)
 
     def check(self) -> None:
         """Raises SwinError for values that make no sense."""
@@ -185,7 +191,7 @@ class Config:
         except ValueError as error:
             raise SwinError(str(error)) from None
         kept = [codec.name for codec in found if codec.name not in codecs.WIRE_TYPES]
-        if kept and self.TRAIN.REDUCE_BY_HAND and (self.SAVE_FREQ or self.MODEL.RESUME):
+        if kept and self._by_hand_with_checkpoints:
             raise SwinError(
                 f"{_CODEC} is {self.CODEC}, expected {', '.join(codecs.WIRE_TYPES)}: with "
                 f"TRAIN.REDUCE_BY_HAND a checkpoint (SAVE_FREQ, MODEL.RESUME) lacks what {kept[0]} "
