@@ -271,6 +271,8 @@ def test_what_is_no_nodes_question_changes_nothing(cluster, body):
         ("", None, "THALWEG_ELASTIC is not set"),
         ("a,,b", 0, "has '', expected host or host:port"),
         ("a:x,b", 0, "has 'a:x', expected host or host:port"),
+        ("a:0,b", 0, "has 'a:0', expected host or host:port"),
+        ("a,b:65536", 0, "has 'b:65536', expected host or host:port"),
         ("a,b,a:29555", 0, "a node is named twice"),
         ("a,b", 2, "THALWEG_ELASTIC_NODE is 2, expected 0 to 1"),
         ("127.0.0.1:1,127.0.0.1:2", None, "2 of them are this host's: set THALWEG_ELASTIC_NODE"),
@@ -282,7 +284,7 @@ def test_wrong_list_of_nodes_is_refused_with_the_reason(text, node, why):
 
 
 def test_nodes_have_a_port_each_or_the_usual_one():
-    addresses, node = _nodes.find("a, b:7 ,[::1]:8,fe80::1", 3)
-    assert list(map(str, addresses)) == ["a:29555", "b:7", "[::1]:8", "[fe80::1]:29555"]
+    addresses, node = _nodes.find("a, b:1 ,[::1]:65535,fe80::1", 3)
+    assert list(map(str, addresses)) == ["a:29555", "b:1", "[::1]:65535", "[fe80::1]:29555"]
     assert node == 3
     assert _nodes.find("192.0.2.1,127.0.0.1")[1] == 1

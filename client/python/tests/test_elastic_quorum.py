@@ -77,6 +77,7 @@ def test_lost_nodes_are_not_waited_for_and_late_members_for_a_while():
 def test_fewer_nodes_than_asked_for_wait():
     come = healed(0, 1, 2, members=(0, 1, 2, 3))
     assert "at least 4 must be" in why_wait(come, come, FOR_EVER, rules(5, min_nodes=4))
+    assert why_wait(come, come, FOR_EVER, rules(5, min_nodes=3)) == ""
 
 
 def test_leader_is_the_lowest_node_of_the_newest_membership():

@@ -253,3 +253,38 @@ def test_first_step_waits_no_longer_for_workers_of_a_node_that_is_lost(monkeypat
     meeting = _collectives.Meeting(None, "group", 0, 2, 30.0)
     with pytest.raises(TimeoutError, match=r"goes on without node 1 \(gpu-b\)"):
         _resuming._gather(("", ""), meeting, 1800.0, state)
+
+
+@pytest.mark.parametrize(
+    ("missing", "has_files", "level", "said"),
+    [
+        ("", True, "INFO", "goes on, from files"),
+        ("node 1 has no file", True, "WARNING", "begins at zero: node 1 has no file"),
+        ("files keep it", False, "INFO", "begins at zero: files keep it"),
+    ],
+)
+def test_who_has_asked_for_files_is_warned_that_they_are_not_there(
+    missing, has_files, level, said, caplog
+):
+    state = SimpleNamespace(job="job-1", has_residual_files=has_files)
+    with caplog.at_level("INFO", "thalweg"):
+        _resuming._say_what_goes_on(state, {"shared": counts(7)}, missing)
+    [record] = caplog.records
+    assert record.levelname == level
+    assert "goes on after step 7" in record.getMessage()
+    assert record.getMessage().endswith(said)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_says_what_becomes_of_checkpoints(rank, monkeypatch, caplog):
+    monkeypatch.setattr(_resuming.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(_resuming.dist, "get_rank", lambda: rank)
+    for say, arguments in (
+        (_resuming._say_that_it_is_passed_on, ("powersgd:rank=4",)),
+        (_resuming._say_that_it_has_ended, ()),
+    ):
+        say.cache_clear()
+        caplog.clear()
+        with caplog.at_level("INFO", "thalweg"):
+            say(*arguments)
+        assert len(caplog.messages) == (rank == 0)
