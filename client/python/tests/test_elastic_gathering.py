@@ -7,13 +7,13 @@ import http.client
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
 from thalweg._job._addresses import free_port
 from thalweg._settings._config import ConfigError
-from thalweg.elastic import _mailbox, _nodes
+from thalweg.elastic import _gathering, _mailbox, _nodes
 from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
 from thalweg.elastic._mailbox import Mailbox, Plan
 from thalweg.elastic._nodes import Address
@@ -156,12 +156,12 @@ def test_single_node_of_three_waits_and_says_why(cluster):
 
 
 def test_node_that_may_end_waits_for_others_only_while_they_answer(cluster):
+    cluster.close(2)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="decides"):
         cluster.workers[1].gather(cluster.standings[1], None, 3 * SHORT, SHORT)
     assert time.monotonic() > began + 3 * SHORT
     cluster.close(0)
-    cluster.close(2)
     with pytest.raises(TimeoutError, match="nodes 0, 2 of 3 not there"):
         cluster.workers[1].gather(cluster.standings[1], None, SECONDS, SHORT)
     assert time.monotonic() < began + SECONDS
@@ -220,6 +220,18 @@ def test_node_that_comes_after_the_end_is_told(cluster):
         late.result(SECONDS)
     for thread in ends:
         thread.join(SECONDS)
+
+
+def test_end_is_told_until_all_members_have_ended_too(cluster, monkeypatch):
+    monkeypatch.setattr(_gathering, "_GONE_SECONDS", SECONDS)
+    cluster.gather(0, 1, 2)
+    threads = ThreadPoolExecutor(3)
+    ends = [
+        threads.submit(cluster.workers[node].finish, cluster.standings[node]) for node in (0, 1)
+    ]
+    assert not wait(ends, SHORT).done
+    ends.append(threads.submit(cluster.workers[2].finish, cluster.standings[2]))
+    assert not wait(ends, SECONDS / 2).not_done
 
 
 def test_nodes_that_begin_their_next_training_wait_for_those_that_end_the_last(cluster):
