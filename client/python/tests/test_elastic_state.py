@@ -256,3 +256,13 @@ def test_newest_state_is_one_with_the_codecs_part_if_any_of_the_last_commit_has_
         monkeypatch.setattr(state, "_send", roots.append)
         state._begin(SimpleNamespace(world_size=len(workers)), 1, lambda: False)
     assert roots[-1] == newest  # which has heard of all
+
+
+@pytest.mark.usefixtures("lone_group")
+def test_listeners_hear_of_a_membership_when_its_state_is_in_place():
+    state, membership, heard = elastic.State(epoch=0), SimpleNamespace(world_size=1), []
+    state.epoch = 5  # since the last commit
+    for number in range(2):
+        state.on_change(lambda m, n=number: heard.append((n, m, state.membership, state.epoch)))
+    state._begin(membership, 0, lambda: False)
+    assert heard == [(number, membership, membership, 0) for number in range(2)]
