@@ -192,6 +192,25 @@ def test_node_that_was_given_other_nodes_is_refused_by_name_and_disturbs_nobody(
     assert not any(aborted.is_set() for aborted in cluster.aborted.values())
 
 
+def test_further_worker_whose_first_one_has_gone_is_told_unless_that_may_still_come(monkeypatch):
+    monkeypatch.setattr(_gathering, "_GONE_SECONDS", SHORT)
+    address = Address("127.0.0.1", free_port())
+    last = Plan(1, "last", (0,), (1,), ("a",), address, (), ())
+    with pytest.raises(ConnectionError):
+        FurtherWorker(address).gather(Standing(0), last, SECONDS)
+    with pytest.raises(TimeoutError):
+        FurtherWorker(address).gather(Standing(0), None, SHORT)
+
+
+def test_node_holds_to_a_plan_that_it_waits_for_or_has_begun():
+    plan = Plan(3, "plan", (0, 2), (1, 1), ("a", "b"), Address("a", 1), (), ())
+    assert plan.holds(2, Standing(2, generation=2, question="b"))
+    assert plan.holds(2, Standing(2, generation=3))
+    assert not plan.holds(2, Standing(2, generation=2, question="a"))
+    assert not plan.holds(2, Standing(2, generation=2))
+    assert not plan.holds(2, None)
+
+
 def test_plan_that_a_node_has_not_taken_is_given_to_nobody_later():
     address = Address("127.0.0.1", free_port())
     mailbox = Mailbox(address, Standing(0))

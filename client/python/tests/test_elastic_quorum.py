@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thalweg.elastic._membership import Membership
 from thalweg.elastic._quorum import Rules, Standing, changes, leader, why_wait
 
 FOR_EVER = 1e9
@@ -78,6 +79,13 @@ def test_fewer_nodes_than_asked_for_wait():
     come = healed(0, 1, 2, members=(0, 1, 2, 3))
     assert "at least 4 must be" in why_wait(come, come, FOR_EVER, rules(5, min_nodes=4))
     assert why_wait(come, come, FOR_EVER, rules(5, min_nodes=3)) == ""
+
+
+def test_membership_is_described_with_what_has_changed_unless_it_is_the_first():
+    first = Membership(1, (0, 2), lost=(), come=(0, 2), rank=0, world_size=4)
+    assert str(first) == "membership 1: nodes 0, 2, 4 workers"
+    second = Membership(2, (0, 3), lost=(1, 2), come=(3,), rank=0, world_size=4)
+    assert str(second) == "membership 2: nodes 0, 3, 4 workers, lost: nodes 1, 2, come: node 3"
 
 
 def test_leader_is_the_lowest_node_of_the_newest_membership():
