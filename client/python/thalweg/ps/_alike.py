@@ -7,6 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+# What is compared, in words.
+_PARTS = ("steps", "fragments", "exchanges on their way", "unsent changes", "shapes", "moments")
+
 
 def check_alike(
     group: dist.ProcessGroup, state: Mapping[str, Any], fragments: int, *, has_quorum: bool
@@ -27,7 +30,10 @@ def check_alike(
         raise ValueError(f"thalweg: the checkpoint has {saved} fragments, expected {fragments}")
     for rank, theirs in enumerate(found):
         if theirs != found[0]:
+            parts = zip(_PARTS, theirs, found[0], strict=True)
+            others = ", ".join(part for part, one, other in parts if one != other)
             raise ValueError(
                 f"thalweg: rank {rank} loads a checkpoint of step {theirs[0]}, rank 0 of step "
-                f"{found[0][0]}: expected the same step, and the same exchanges, on all workers"
+                f"{found[0][0]}, with other {others}: expected the same step, and the same "
+                "exchanges, on all workers"
             )
