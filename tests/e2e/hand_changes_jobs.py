@@ -111,6 +111,7 @@ def changed_before_the_end() -> list[float | str]:
         optimizer = ServerOptimizer([weight], "sgd", **options)
         weight.square().sum().backward()
         optimizer.step()
+        dist.barrier()  # whose finish() is refused ends the job, also for a step of another
         with torch.no_grad():
             weight.fill_(3.0)
         if publishes:
