@@ -31,8 +31,12 @@ def test_weights_of_the_last_step_are_there_when_the_optimizer_has_gone(how, tmp
 def test_change_that_the_last_weights_would_overwrite_is_refused_when_the_optimizer_is_closed(
     tmp_path,
 ):
-    for refused, again in run("closed_over_a_change", tmp_path, (1, 1), 0):
-        assert "0.weight has been changed while its new weights were on their way" in refused
+    text = "0.weight has been changed while its new weights were on their way"
+    ends = run("closed_over_a_change", tmp_path, (1, 1), 0)
+    assert any(text in refused for refused, _ in ends)
+    for refused, again in ends:
+        # Whoever is refused leaves: then the other's weights may not come, and nothing overwrites.
+        assert text in refused or refused == "no error"
         assert again == "no error"
 
 

@@ -49,12 +49,14 @@ class GpuCluster {
   Cluster& cluster() { return cluster_; }
   DeviceWorker& worker(uint32_t rank) { return *workers_[rank]; }
 
-  void Connect(const char* codec, Duration timeout = kTestPatience) {
+  void Connect(const char* codec, Duration timeout = kTestPatience,
+               const std::function<void()>& free_device_memory = nullptr) {
     std::vector<std::future<std::unique_ptr<DeviceWorker>>> pending;
     for (uint32_t rank = 0; rank < cluster_.world_size(); ++rank) {
       SessionOptions options = cluster_.OptionsFor(rank);
       options.codec = *CodecPolicy::Parse(codec);
       options.timeout = timeout;
+      options.free_device_memory = free_device_memory;
       auto gpu = gpus_.Share(options.node);
       pending.push_back(std::async(std::launch::async, [options, gpu] {
         return std::make_unique<DeviceWorker>(options, gpu);
@@ -213,6 +215,16 @@ TEST(GpuPathTest, NodesWithAndWithoutGpusAgreeOnEveryBit) {
     EXPECT_EQ(gpus.worker(0).session().stats().path, GradientPath::kIpc);
     EXPECT_EQ(gpus.worker(1).session().stats().path, GradientPath::kPinned);
   }
+}
+
+TEST(GpuPathTest, MemoryThatIsOnlyKeptIsFreedWhereThereIsNoRoomForABucket) {
+  GpuCluster gpus(1, 1);
+  int freed = 0;
+  // Before that there are the worker's probe, and what the sidecar's kernel makes of it.
+  gpus.gpu(0).FailAt(Call::kAllocate, 3, absl::ResourceExhaustedError("out of memory"));
+  gpus.Connect("fp32", kTestPatience, [&freed] { ++freed; });
+  EXPECT_TRUE(gpus.Reduce(1)[0].ok());
+  EXPECT_EQ(freed, 1);
 }
 
 TEST(GpuPathTest, ResultThatAWorkerCannotOpenFailsTheJobWithTheReasonForAll) {

@@ -23,6 +23,16 @@ class CudaMemoryTest : public ::testing::Test {
     return std::vector<Floats>(workers, RandomFloats(1, kLayout.Elems()));
   }
 
+  // Returns the memory of a bucket whose round waits for the share of `worker`. Its stream is held.
+  std::unique_ptr<BucketMemory> AwaitShare(FakeGpuWorker& worker, Duration patience) {
+    auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, patience});
+    EXPECT_TRUE(memory->AddInput(0, UniqueFd(), worker.Share()).ok());
+    gpus_[0].Hold(worker.stream());
+    worker.Make(RandomFloats(1, kLayout.Elems()));
+    EXPECT_TRUE(memory->BeginRound().ok());
+    return memory;
+  }
+
   const CodecPolicy policy_ = *CodecPolicy::Parse("fp16");
   FakeGpus gpus_{2};
   CudaDevice device_{{gpus_.All()[0]}, nullptr};
@@ -56,12 +66,8 @@ TEST_F(CudaMemoryTest, GpuThatFailsEndsTheWaitWithItsErrorAndKeepsItsMemory) {
 }
 
 TEST_F(CudaMemoryTest, WhoWaitsForAShareFindsTheErrorOfItsGpu) {
-  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
   FakeGpuWorker worker(gpus_[0], kLayout.Elems() * sizeof(float));
-  ASSERT_TRUE(memory->AddInput(0, UniqueFd(), worker.Share()).ok());
-  gpus_[0].Hold(worker.stream());
-  worker.Make(RandomFloats(1, kLayout.Elems()));
-  ASSERT_TRUE(memory->BeginRound().ok());
+  auto memory = AwaitShare(worker, Duration::zero());
   EXPECT_TRUE(memory->Check().ok());
   gpus_[0].FailDevice(absl::InternalError("the GPU has fallen off the bus"));
   EXPECT_EQ(memory->WaitInput(0, 1, Now()), 0u);
@@ -69,12 +75,8 @@ TEST_F(CudaMemoryTest, WhoWaitsForAShareFindsTheErrorOfItsGpu) {
 }
 
 TEST_F(CudaMemoryTest, GpuIsBlockedFromTheFirstWaitThatEndsInVainUntilItIsIdle) {
-  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
   FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
-  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
-  gpus_[0].Hold(killed.stream());
-  killed.Make(RandomFloats(1, kLayout.Elems()));
-  ASSERT_TRUE(stuck->BeginRound().ok());
+  auto stuck = AwaitShare(killed, Duration::zero());
   stuck->DropInput(0);
   EXPECT_TRUE(GpuLane::IsBlocked(gpus_[0]));
   // Another lane is not waited for, however long it may be.
@@ -126,13 +128,8 @@ TEST_F(CudaMemoryTest, ShareIsClosedOnceAndItsRoundCanStillBeAskedFor) {
 }
 
 TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
-  const auto brief = std::chrono::milliseconds(20);
-  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, brief});
   FakeGpuWorker worker(gpus_[0], kLayout.Elems() * sizeof(float));
-  ASSERT_TRUE(memory->AddInput(0, UniqueFd(), worker.Share()).ok());
-  gpus_[0].Hold(worker.stream());
-  worker.Make(RandomFloats(1, kLayout.Elems()));
-  ASSERT_TRUE(memory->BeginRound().ok());
+  auto memory = AwaitShare(worker, std::chrono::milliseconds(20));
   memory->DropInput(0);  // without success
   memory.reset();
   EXPECT_EQ(gpus_[0].opened(), 1u);
@@ -145,13 +142,8 @@ TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
 }
 
 TEST_F(CudaMemoryTest, NothingIsFreedBehindWorkThatDoesNotEnd) {
-  const auto brief = std::chrono::milliseconds(20);
-  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, brief});
   FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
-  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
-  gpus_[0].Hold(killed.stream());
-  killed.Make(RandomFloats(1, kLayout.Elems()));
-  ASSERT_TRUE(stuck->BeginRound().ok());
+  auto stuck = AwaitShare(killed, std::chrono::milliseconds(20));
   size_t allocated = 0;
   {
     GpuNode healthy(gpus_, device_, kLayout, 2);
@@ -200,12 +192,8 @@ TEST_F(ProbeTest, GpuThatTheSidecarDoesNotSeeDoesNot) {
 }
 
 TEST_F(ProbeTest, GpuOnWhichAnEarlierJobIsStuckDoesNot) {
-  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
   FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
-  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
-  gpus_[0].Hold(killed.stream());
-  killed.Make(RandomFloats(1, kLayout.Elems()));
-  ASSERT_TRUE(stuck->BeginRound().ok());
+  auto stuck = AwaitShare(killed, Duration::zero());
   stuck.reset();
   const absl::Status refused = device_.Probe(Probe(0, kDeviceProbe));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("restart the sidecar"));

@@ -82,7 +82,7 @@ class LossScaler:
         self._found: dict[torch.device, Tensor] = {}
         self._unskipped = 0
         self._has_overflow = False
-        # Those of further losses whose gradients this one has divided with its own.
+        # These are of further losses, whose gradients this one has divided with its own.
         self._joined: list[LossScaler] = []
 
     @property

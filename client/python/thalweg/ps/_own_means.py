@@ -214,7 +214,8 @@ class _OwnMean:
     def begin(self, values: Tensor, *, factor: float, whole: bool) -> None:
         self.owes = not whole
         if whole:
-            values, self.unsent = values * self.unsent.divisor, Unsent()
+            if self._weighted:
+                values, self.unsent = values * self.unsent.divisor, Unsent()
             self._coming = self._whole.begin(self._number, values)
             return
         if self._weighted:

@@ -275,8 +275,7 @@ class Serving:
             self._announce(groups)
 
     def number_of(self, groups: Sequence[Group], **of_all: float) -> int:
-        """Returns the number by which shards know what these groups have now, and `of_all`; with
-        `anew` it is another one each time."""
+        """Returns shards' number of what these groups have now, and `of_all`; `anew`: a new one."""
         self._announce(groups, None, **of_all)
         return self._settings.number
 
