@@ -35,11 +35,12 @@ def sparse_tensors() -> None:
     whole_numbers = torch.eye(4, dtype=torch.int64).to_sparse()
     error = outcome(lambda: dist.all_reduce(whole_numbers, dist.ReduceOp.AVG))
     assert "integers have no exact mean; take the sum and divide" in error, error
-    given = sparse(dist.get_rank()).coalesce()
-    work = dist.all_reduce(given, async_op=True)
-    given._values().zero_()  # what was given has been copied
+    changed = sparse(dist.get_rank()).coalesce()
+    values = changed._values()  # taken now: by the time all_reduce returns, they may be the sum's
+    work = dist.all_reduce(changed, async_op=True)
+    values.zero_()  # what was given has been copied
     work.wait()
-    same(given.to_dense(), expected)
+    same(changed.to_dense(), expected)
     dtype = torch.float64 if dist.get_rank() == 0 else torch.int64
     error = outcome(lambda: dist.all_reduce(torch.eye(4, dtype=dtype).to_sparse()))
     assert "or another type" in error, error
