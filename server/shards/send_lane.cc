@@ -23,45 +23,69 @@ double LeadOf(const std::vector<uint32_t>& windows) {
 
 }  // namespace
 
-SendLane::SendLane(std::vector<uint32_t> windows, const std::vector<double>& shares,
+SendLane::SendLane(const std::vector<uint32_t>& windows, const std::vector<double>& shares,
                    std::span<Counter* const> wait_seconds)
-    : windows_(std::move(windows)), lead_(LeadOf(windows_)), next_places_(windows_.size()) {
+    : lead_(LeadOf(windows)) {
   const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (const double share : shares) steps_.push_back(all / share);
-  for (Counter* const counter : wait_seconds) queues_.emplace_back(*counter);
+  for (size_t k = 0; k < windows.size(); ++k) {
+    queues_.push_back({windows[k], all / shares[k], wait_seconds[k]});
+  }
 }
 
 bool SendLane::Push(uint32_t shard, Contribution contribution) {
-  const double least = *std::max_element(next_places_.begin(), next_places_.end());
-  const double place = std::max(next_places_[shard], OldestBut(shard).value_or(least));
-  next_places_[shard] = place + steps_[shard];
-  return queues_[shard].Push(std::move(contribution), place);
+  Queue& queue = queues_[shard];
+  const double most = std::ranges::max(queues_, {}, &Queue::next_place).next_place;
+  const double place = std::max(queue.next_place, OldestBut(shard).value_or(most));
+  queue.next_place = place + queue.step;
+  queue.places.push_back(place);
+  queue.waiting.push_back(std::move(contribution));
+  return queue.BeginSending();
 }
 
 std::optional<double> SendLane::OldestBut(uint32_t shard) const {
   std::optional<double> oldest;
   for (uint32_t other = 0; other < queues_.size(); ++other) {
-    const std::optional<double> place = queues_[other].oldest();
-    if (other != shard && place) oldest = std::min(*place, oldest.value_or(*place));
+    const std::deque<double>& places = queues_[other].places;
+    if (other == shard || places.empty()) continue;
+    oldest = std::min(places.front(), oldest.value_or(places.front()));
   }
   return oldest;
 }
 
-bool SendLane::NoteAnswered(uint32_t shard) { return queues_[shard].NoteAnswered(); }
+bool SendLane::NoteAnswered(uint32_t shard) {
+  Queue& queue = queues_[shard];
+  if (queue.owed() > 0) queue.places.pop_front();
+  return queue.BeginSending();
+}
 
 bool SendLane::IsAhead(uint32_t shard) const {
-  const std::optional<double> next = queues_[shard].next();
+  const Queue& queue = queues_[shard];
   const std::optional<double> oldest = OldestBut(shard);
-  return next && oldest && *next > *oldest + lead_;
+  return oldest && queue.places[queue.owed()] > *oldest + lead_;
 }
 
 std::optional<Contribution> SendLane::Next(uint32_t shard, TimePoint now) {
-  return queues_[shard].Next(IsAhead(shard) ? 1 : windows_[shard], now);
+  Queue& queue = queues_[shard];
+  if (queue.waiting.empty() || queue.owed() >= (IsAhead(shard) ? 1 : queue.window)) {
+    if (!queue.waiting.empty() && !queue.full_since) queue.full_since = now;
+    queue.is_sending = false;
+    return std::nullopt;
+  }
+  if (queue.full_since) queue.wait_seconds->Add(ToSeconds(now - *queue.full_since));
+  queue.full_since.reset();
+  std::optional<Contribution> next = std::move(queue.waiting.front());
+  queue.waiting.pop_front();
+  return next;
 }
 
 std::deque<Contribution> SendLane::Close() {
   std::deque<Contribution> unsent;
-  for (SendQueue& queue : queues_) std::ranges::move(queue.Close(), std::back_inserter(unsent));
+  for (Queue& queue : queues_) {
+    queue.full_since.reset();
+    queue.places.resize(queue.owed());
+    std::ranges::move(queue.waiting, std::back_inserter(unsent));
+    queue.waiting.clear();
+  }
   return unsent;
 }
 

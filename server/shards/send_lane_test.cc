@@ -127,5 +127,63 @@ TEST_F(SendLaneTest, ClosingReturnsWhatWaitsForEveryShard) {
   EXPECT_EQ(Send(kLarge) + Send(kSmall), 0);
 }
 
+// A lane with one shard, which may owe two results.
+class OneShardTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kWindow = 2;
+
+  bool Push(uint32_t number) {
+    Contribution chunk;
+    chunk.id.chunk = number;
+    return lane_.Push(0, std::move(chunk));
+  }
+  // The numbers of the chunks that may be sent now.
+  std::vector<uint32_t> Sent() {
+    std::vector<uint32_t> numbers;
+    while (const auto chunk = lane_.Next(0, now_)) numbers.push_back(chunk->id.chunk);
+    return numbers;
+  }
+
+  MetricRegistry registry_;
+  Counter& waited_ = registry_.GetCounter("waited", "");
+  TimePoint now_ = Now();
+  SendLane lane_{{kWindow}, {1}, std::vector<Counter*>{&waited_}};
+};
+
+TEST_F(OneShardTest, ChunksBeyondTheWindowWaitInOrderForAnswers) {
+  EXPECT_TRUE(Push(0));
+  EXPECT_EQ(Sent(), (std::vector<uint32_t>{0}));
+  for (const uint32_t number : {1, 2, 3}) {
+    EXPECT_TRUE(Push(number));
+    EXPECT_EQ(Sent(), number == 1 ? std::vector<uint32_t>{1} : std::vector<uint32_t>{});
+  }
+  EXPECT_EQ(lane_.owed(0), kWindow);
+  EXPECT_TRUE(lane_.NoteAnswered(0));
+  EXPECT_EQ(Sent(), (std::vector<uint32_t>{2}));
+  EXPECT_TRUE(lane_.NoteAnswered(0));
+  EXPECT_EQ(Sent(), (std::vector<uint32_t>{3}));
+}
+
+TEST_F(OneShardTest, OneCallerSendsWhatOthersAddMeanwhile) {
+  ASSERT_TRUE(Push(0));
+  EXPECT_FALSE(Push(1));
+  ASSERT_TRUE(lane_.Next(0, now_).has_value());
+  // The answer comes while the first caller still sends.
+  EXPECT_FALSE(lane_.NoteAnswered(0));
+  EXPECT_EQ(Sent(), (std::vector<uint32_t>{1}));
+  EXPECT_TRUE(lane_.NoteAnswered(0));
+}
+
+TEST_F(OneShardTest, TimeIsCountedWhileChunksWaitForAPlace) {
+  for (const uint32_t number : {0, 1, 2}) {
+    ASSERT_TRUE(Push(number));
+    Sent();
+  }
+  now_ += std::chrono::seconds(3);
+  ASSERT_TRUE(lane_.NoteAnswered(0));
+  EXPECT_EQ(Sent(), (std::vector<uint32_t>{2}));
+  EXPECT_DOUBLE_EQ(waited_.Value(), 3);
+}
+
 }  // namespace
 }  // namespace thalweg::send_lane_test
