@@ -27,16 +27,10 @@ class NoCollectives : public CollectiveListener {
   }
 };
 
-class WatchdogTest : public ::testing::Test {
+class WatchdogTest : public BucketsFixture {
  protected:
-  void SetUp() override {
-    ASSERT_TRUE(
-        shards_
-            .Join(
-                {}, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kTestPatience)
-            .ok());
-    table_.Open(TermsOf(hello_, device_));
-  }
+  WatchdogTest() : BucketsFixture(HelloOf(0, kWorkers), true) {}
+
   void AdmitAll() {
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
       ends_.push_back(Connect());
@@ -64,17 +58,8 @@ class WatchdogTest : public ::testing::Test {
   }
 
   TimePoint awake_since_ = kStart;
-  const ipc::Hello hello_ = HelloOf(0, kWorkers);
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
   JobOutcome outcome_{"job"};
   Progress progress_;
-  FakeShard shard_;
-  ShardGroup shards_{{&shard_}, registry_};
-  JobCompression compression_{"job", hello_.codec, 2, 1, metrics_};
-  CodecStates states_;
-  BucketTable table_{states_, compression_, shards_};
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
   NoCollectives nobody_;
   Arenas arenas_;

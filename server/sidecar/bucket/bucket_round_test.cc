@@ -14,10 +14,12 @@ using ::testing::IsEmpty;
 constexpr uint32_t kWorkers = 2;
 constexpr BucketId kId{3, 0};
 
-class BucketRoundTest : public ::testing::Test {
+class BucketRoundTest : public BucketsFixture {
  protected:
+  BucketRoundTest() : BucketsFixture(HelloOf(0, kWorkers)) {}
+
   void SetUp() override {
-    table_.Open(TermsOf(hello_, device_));
+    BucketsFixture::SetUp();
     bucket_ = Announce(table_, kId.index, 2000, kWorkers).bucket;  // two chunks
     round_ = &bucket_->round();
   }
@@ -47,15 +49,7 @@ class BucketRoundTest : public ::testing::Test {
     return result;
   }
 
-  const ipc::Hello hello_ = HelloOf(0, kWorkers);
   const TimePoint start_ = Now();
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
-  JobCompression compression_{"job", {}, 2, 1, metrics_};
-  CodecStates states_;
-  ShardGroup shards_{{}, registry_};
-  BucketTable table_{states_, compression_, shards_};
   std::shared_ptr<NodeBucket> bucket_;
   BucketRound* round_ = nullptr;
 };

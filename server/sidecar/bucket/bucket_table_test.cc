@@ -11,9 +11,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class BucketTableTest : public ::testing::Test {
+class BucketTableTest : public BucketsFixture {
  protected:
-  void SetUp() override { table_.Open(TermsOf(hello_, device_)); }
+  BucketTableTest() : BucketsFixture(HelloOf(0, 2)) {}
+
   absl::StatusOr<std::shared_ptr<NodeBucket>> AnnounceOne(uint32_t rank, BucketId id,
                                                           const char* tensor) {
     inputs_.push_back(*BucketArena::Create("input", 40, true));
@@ -22,14 +23,6 @@ class BucketTableTest : public ::testing::Test {
                            UniqueFd(dup(inputs_.back().fd())));
   }
 
-  const ipc::Hello hello_ = HelloOf(0, 2);
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
-  JobCompression compression_{"job", {}, 2, 1, metrics_};
-  CodecStates states_;
-  ShardGroup shards_{{}, registry_};
-  BucketTable table_{states_, compression_, shards_};
   std::vector<BucketArena> inputs_;
 };
 

@@ -19,9 +19,10 @@ using ::testing::Not;
 constexpr int64_t kElems = 1500;
 
 // A job whose only worker sends int8, whose codecs carry residuals.
-class CodecStatesTest : public ::testing::Test {
+class CodecStatesTest : public BucketsFixture {
  protected:
-  void SetUp() override { table_.Open(TermsOf(HelloOf(0, 1, "int8:start=0"), device_)); }
+  CodecStatesTest() : BucketsFixture(HelloOf(0, 1, "int8:start=0")) {}
+
   // A round that nobody but this node takes part in.
   void TakeThroughARound(TestBucket& made, float value) {
     NodeBucket& bucket = *made.bucket;
@@ -36,14 +37,6 @@ class CodecStatesTest : public ::testing::Test {
     const auto states = DecodeParameterStates({arena.payload(), arena.payload_bytes()});
     return states.ok() && states->count("w0") > 0 ? states->at("w0")->rounds : 0;
   }
-
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
-  JobCompression compression_{"job", *CodecPolicy::Parse("int8:start=0"), 2, 1, metrics_};
-  CodecStates states_;
-  ShardGroup shards_{{}, registry_};
-  BucketTable table_{states_, compression_, shards_};
 };
 
 TEST_F(CodecStatesTest, WhatIsLoadedIsWhatWasSaved) {

@@ -23,11 +23,12 @@ constexpr uint64_t kElems = 10;
 constexpr BucketId kId{3, 0};
 
 // Two workers bring a bucket that crosses the network in fp16.
-class KeptBucketsTest : public ::testing::Test {
+class KeptBucketsTest : public BucketsFixture {
  protected:
+  KeptBucketsTest() : BucketsFixture(HelloOf(0, 2, "fp16")) {}
+
   void SetUp() override {
-    hello_.codec = CodecPolicy::Parse("fp16").value();
-    table_.Open(TermsOf(hello_, device_));
+    BucketsFixture::SetUp();
     for (uint32_t rank : {0u, 1u}) kept_.Expect(rank, 1);
   }
 
@@ -54,14 +55,6 @@ class KeptBucketsTest : public ::testing::Test {
     return kept_.Restore(table_, 4, [](uint32_t rank) { return std::to_string(rank); });
   }
 
-  ipc::Hello hello_ = HelloOf(0, 2);
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
-  JobCompression compression_{"job", {}, 2, 1, metrics_};
-  CodecStates states_;
-  ShardGroup shards_{{}, registry_};
-  BucketTable table_{states_, compression_, shards_};
   JobOutcome outcome_{"job"};
   KeptBuckets kept_{2, outcome_};
   std::vector<BucketArena> arenas_;

@@ -53,16 +53,13 @@ class FakeListener : public RoundRunner::Listener {
 };
 
 // One node of two; the test is the shard, and the other node.
-class RoundRunnerTest : public ::testing::Test {
+class RoundRunnerTest : public BucketsFixture {
  protected:
+  RoundRunnerTest() : BucketsFixture(HelloOf(0, 1), true) {}
+
   void Start(uint32_t workers, const char* codec = "fp32", Duration input_timeout = kTestPatience,
              std::optional<uint32_t> own_shard = {}) {
     hello_ = HelloOf(0, workers, codec);
-    ASSERT_TRUE(
-        shards_
-            .Join(
-                {}, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kTestPatience)
-            .ok());
     table_.Open(TermsOf(hello_, device_));
     const RoundTerms terms{1, 2, 2 * workers, {kTestPatience}, 1, true, own_shard};
     const InputTerms inputs{outcome_, report_, input_timeout, workers, [](uint32_t local_rank) {
@@ -97,17 +94,8 @@ class RoundRunnerTest : public ::testing::Test {
     return value;
   }
 
-  ipc::Hello hello_ = HelloOf(0, 1);
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
   JobOutcome outcome_{"job"};
   Progress progress_;
-  FakeShard shard_;
-  ShardGroup shards_{{&shard_}, registry_};
-  JobCompression compression_{"job", {}, 2, 1, metrics_};
-  CodecStates states_;
-  BucketTable table_{states_, compression_, shards_};
   RoundReport report_{hello_, metrics_, nullptr};
   FakeListener listener_;
   std::unique_ptr<RoundRunner> runner_;

@@ -16,23 +16,18 @@ using Turn = TurnQueue::Turn;
 constexpr TimePoint kStart{};
 constexpr Duration kSecond = std::chrono::seconds(1);
 
-class QueueTest : public ::testing::Test {
+class QueueTest : public BucketsFixture {
  protected:
+  QueueTest() : BucketsFixture(HelloOf(0, 1)) {}
+
   void SetUp() override {
-    table_.Open(TermsOf(HelloOf(0, 1), device_));
+    BucketsFixture::SetUp();
     for (uint32_t index : {0u, 1u}) buckets_.push_back(Announce(table_, index, 10, 1).bucket);
   }
   Turn Submit(uint32_t index, bool may_run_at_once = false) {
     return *turns_.Submit(buckets_[index], 0, {buckets_[index]->id(), 1}, kStart, may_run_at_once);
   }
 
-  CpuDevice device_;
-  MetricRegistry registry_;
-  SidecarMetrics metrics_{registry_};
-  JobCompression compression_{"job", {}, 2, 1, metrics_};
-  CodecStates states_;
-  ShardGroup shards_{{}, registry_};
-  BucketTable table_{states_, compression_, shards_};
   JobOutcome outcome_{"job"};
   std::vector<std::shared_ptr<NodeBucket>> buckets_;
   TurnQueue turns_{outcome_};

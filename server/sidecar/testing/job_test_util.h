@@ -92,4 +92,29 @@ inline TestBucket Announce(BucketTable& table, uint32_t index, int64_t elems, ui
   return made;
 }
 
+// A fixture with the table of a job's buckets, which is open from SetUp on, and what it needs.
+class BucketsFixture : public ::testing::Test {
+ protected:
+  // With a shard, SetUp joins it.
+  explicit BucketsFixture(const ipc::Hello& hello, bool with_shard = false)
+      : hello_(hello), with_shard_(with_shard) {}
+
+  void SetUp() override {
+    const auto sink = [](uint32_t) { return std::make_shared<NullSink>(); };
+    if (with_shard_) ASSERT_TRUE(shards_.Join({}, sink, Now() + kTestPatience).ok());
+    table_.Open(TermsOf(hello_, device_));
+  }
+
+  ipc::Hello hello_;
+  const bool with_shard_;
+  CpuDevice device_;
+  MetricRegistry registry_;
+  SidecarMetrics metrics_{registry_};
+  FakeShard shard_;
+  ShardGroup shards_{with_shard_ ? std::vector<Shard*>{&shard_} : std::vector<Shard*>(), registry_};
+  JobCompression compression_{"job", hello_.codec, 2, 1, metrics_};
+  CodecStates states_;
+  BucketTable table_{states_, compression_, shards_};
+};
+
 }  // namespace thalweg
