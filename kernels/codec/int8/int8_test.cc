@@ -5,48 +5,17 @@
 
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
-#include "kernels/codec/lossy_reference.h"
+#include "kernels/codec/block_test_util.h"
 
 namespace thalweg::int8_test {
 namespace {
 
-struct Result {
-  Bytes bytes;
-  Floats decoded;
-  Floats residual;
-  uint64_t nonfinite = 0;
-};
-
-Result Encode(const Floats& values, const Floats& residual, size_t misalignment) {
-  Result result;
-  result.residual = residual;
-  Buffer out(misalignment, MaxEncodedBytes(WireFormat::kInt8, values.size()));
-  result.nonfinite = EncodeInt8(values.data(), residual.empty() ? nullptr : result.residual.data(),
-                                values.size(), out.Data());
-  result.bytes = out.Content();
-  result.decoded.resize(values.size());
-  DecodeInt8(out.Data(), values.size(), result.decoded.data());
-  return result;
-}
-
-Result Reference(const Floats& x, const Floats& residual) {
-  auto [bytes, decoded] = ReferenceInt8(x);
-  Result result{std::move(bytes), std::move(decoded), {}, CountNonFinite(x)};
-  if (!residual.empty()) result.residual = ResidualOf(x, result.decoded, residual);
-  return result;
-}
-
-void ExpectSame(const Result& got, const Result& expected) {
-  ASSERT_EQ(got.bytes, expected.bytes);
-  ASSERT_EQ(BitsOf(got.decoded), BitsOf(expected.decoded));
-  ASSERT_EQ(BitsOf(got.residual), BitsOf(expected.residual));
-  ASSERT_EQ(got.nonfinite, expected.nonfinite);
-}
+constexpr BlockFormat kInt8{WireFormat::kInt8, EncodeInt8, DecodeInt8, ReferenceInt8};
 
 // The expected bytes are the worked example of docs/codecs.md.
 TEST(Int8Test, BlockIsTheDocumentedBytes) {
-  const Result result =
-      Encode({125, -125, 1, -1, 0.5f, 1.5f, 2.5f, -2.5f, kNaN, kInfinity, -kInfinity, 0}, {}, 0);
+  const BlockResult result = kInt8.Encode(
+      {125, -125, 1, -1, 0.5f, 1.5f, 2.5f, -2.5f, kNaN, kInfinity, -kInfinity, 0}, {}, 0);
   EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x80, 0x3f, 0x7d, 0x83, 0x01, 0xff, 0x00, 0x02, 0x02,
                                    0xfe, 0x80, 0x7e, 0x82, 0x00}));
   EXPECT_EQ(BitsOf(result.decoded),
@@ -57,7 +26,7 @@ TEST(Int8Test, BlockIsTheDocumentedBytes) {
 TEST(Int8Test, EveryBlockHasItsOwnScale) {
   Floats values(257, -250);
   values[256] = 31.25f;
-  const Result result = Encode(values, {}, 0);
+  const BlockResult result = kInt8.Encode(values, {}, 0);
   Bytes expected(260, std::byte{0x83});
   std::copy_n(BytesOf({0x00, 0x00, 0x00, 0x40}).begin(), 4, expected.begin());
   for (std::byte byte : BytesOf({0x00, 0x00, 0x80, 0x3e, 0x7d})) expected.push_back(byte);
@@ -65,30 +34,13 @@ TEST(Int8Test, EveryBlockHasItsOwnScale) {
 }
 
 TEST(Int8Test, ResidualIsAddedAndLeftBehind) {
-  const Result result = Encode({1, 2, 3}, {124, 0.25f, -3.5f}, 0);
+  const BlockResult result = kInt8.Encode({1, 2, 3}, {124, 0.25f, -3.5f}, 0);
   EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x80, 0x3f, 0x7d, 0x02, 0x00}));
   EXPECT_EQ(result.residual, Floats({0, 0.25f, -0.5f}));
 }
 
 TEST(Int8Test, EqualsItsDefinitionForAnySizeAddressAndTarget) {
-  std::mt19937_64 random(11);
-  for (size_t elems : kLossySizes) {
-    for (unsigned special_every : {0u, 40u, 3000u}) {
-      const Floats values = RandomFloats(elems, special_every, random);
-      const Floats before = RandomFloats(elems, special_every * 2, random);
-      const Result plain = Reference(values, {});
-      const Result fed_back = Reference(Sum(values, before), before);
-      for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-        SCOPED_TRACE(testing::Message() << hwy::TargetName(target) << ", " << elems
-                                        << " elements, special " << special_every);
-        const ForcedTarget forced(target);
-        for (size_t misalignment : {0, 3}) {
-          ExpectSame(Encode(values, {}, misalignment), plain);
-          ExpectSame(Encode(values, before, misalignment), fed_back);
-        }
-      }
-    }
-  }
+  ExpectDefinition(kInt8, std::mt19937_64(11));
 }
 
 TEST(Int8Test, EveryMagnitudeEqualsTheDefinition) {
@@ -98,17 +50,17 @@ TEST(Int8Test, EveryMagnitudeEqualsTheDefinition) {
       values[i] = std::ldexp(1.0f + static_cast<float>(i) / 256, exponent) * (i % 2 == 0 ? 1 : -1);
     }
     const Floats zeros(256);
-    ExpectSame(Encode(values, zeros, 0), Reference(values, zeros));
+    ExpectSame(kInt8.Encode(values, zeros, 0), kInt8.Reference(values, zeros));
   }
   const Floats largest(256, std::numeric_limits<float>::max());
-  const Result result = Encode(largest, Floats(256), 0);
-  ExpectSame(result, Reference(largest, Floats(256)));
+  const BlockResult result = kInt8.Encode(largest, Floats(256), 0);
+  ExpectSame(result, kInt8.Reference(largest, Floats(256)));
   EXPECT_EQ(CountNonFinite(result.decoded), 0u);
 }
 
 TEST(Int8Test, ElementsTooSmallForAScaleStayInTheResidual) {
   const Floats tiny(256, 0x1p-125f);
-  const Result result = Encode(tiny, Floats(256), 0);
+  const BlockResult result = kInt8.Encode(tiny, Floats(256), 0);
   EXPECT_EQ(result.decoded, Floats(256));
   EXPECT_EQ(result.residual, tiny);
 }

@@ -7,48 +7,17 @@
 
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
-#include "kernels/codec/lossy_reference.h"
+#include "kernels/codec/block_test_util.h"
 
 namespace thalweg::onebit_test {
 namespace {
 
-struct Result {
-  Bytes bytes;
-  Floats decoded;
-  Floats residual;
-  uint64_t nonfinite = 0;
-};
-
-Result Encode(const Floats& values, const Floats& residual, size_t misalignment) {
-  Result result;
-  result.residual = residual;
-  Buffer out(misalignment, MaxEncodedBytes(WireFormat::kOneBit, values.size()));
-  result.nonfinite =
-      EncodeOneBit(values.data(), residual.empty() ? nullptr : result.residual.data(),
-                   values.size(), out.Data());
-  result.bytes = out.Content();
-  result.decoded.resize(values.size());
-  DecodeOneBit(out.Data(), values.size(), result.decoded.data());
-  return result;
-}
-
-Result Reference(const Floats& x, const Floats& residual) {
-  auto [bytes, decoded] = ReferenceOneBit(x);
-  Result result{std::move(bytes), std::move(decoded), {}, CountNonFinite(x)};
-  if (!residual.empty()) result.residual = ResidualOf(x, result.decoded, residual);
-  return result;
-}
-
-void ExpectSame(const Result& got, const Result& expected) {
-  ASSERT_EQ(got.bytes, expected.bytes);
-  ASSERT_EQ(BitsOf(got.decoded), BitsOf(expected.decoded));
-  ASSERT_EQ(BitsOf(got.residual), BitsOf(expected.residual));
-  ASSERT_EQ(got.nonfinite, expected.nonfinite);
-}
+constexpr BlockFormat kOneBit{WireFormat::kOneBit, EncodeOneBit, DecodeOneBit, ReferenceOneBit};
 
 // The expected bytes are the worked example of docs/codecs.md.
 TEST(OneBitTest, BlockIsTheDocumentedBytes) {
-  const Result result = Encode({1, -1, 3, -3, 2, -2, 0, -0.0f, -4, 4, -2, 2, 1, -1, 3, -3}, {}, 0);
+  const BlockResult result =
+      kOneBit.Encode({1, -1, 3, -3, 2, -2, 0, -0.0f, -4, 4, -2, 2, 1, -1, 3, -3}, {}, 0);
   EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x00, 0x40, 0x2a, 0xa5}));
   EXPECT_EQ(result.decoded, Floats({2, -2, 2, -2, 2, -2, 2, 2, -2, 2, -2, 2, 2, -2, 2, -2}));
 }
@@ -61,7 +30,7 @@ TEST(OneBitTest, WholeBlockIsTheDocumentedBytes) {
     values[at] = 1024;
     Bytes expected = BytesOf({0x00, 0x00, 0x80, 0x3f});
     expected.resize(132, static_cast<std::byte>(signs));
-    const Result result = Encode(values, Floats(1024), 0);
+    const BlockResult result = kOneBit.Encode(values, Floats(1024), 0);
     EXPECT_EQ(result.bytes, expected);
     EXPECT_EQ(result.decoded, values);
     EXPECT_EQ(result.residual, Floats(1024));
@@ -76,7 +45,7 @@ TEST(OneBitTest, EveryBlockHasItsOwnScale) {
   Bytes expected = BytesOf({0x00, 0x00, 0x80, 0x3f});
   expected.resize(132, std::byte{0xff});
   for (std::byte byte : BytesOf({0x00, 0x00, 0x00, 0x40, 0x02})) expected.push_back(byte);
-  EXPECT_EQ(Encode(values, {}, 0).bytes, expected);
+  EXPECT_EQ(kOneBit.Encode(values, {}, 0).bytes, expected);
 }
 
 // The signs keep 2/π of a block's energy, however it is distributed. The bound is probabilistic: a
@@ -88,7 +57,7 @@ TEST(OneBitTest, MostOfABlocksEnergyCrosses) {
   for (size_t large : {10, 100, 1024}) {
     Floats values(1024);
     for (size_t i = 0; i < large; ++i) values[i * (1024 / large)] = random() % 2 == 0 ? 1 : -1;
-    const Result result = Encode(values, Floats(1024), 0);
+    const BlockResult result = kOneBit.Encode(values, Floats(1024), 0);
     double lost = 0;
     for (float value : result.residual) lost += double{value} * value;
     EXPECT_LT(lost, 0.45 * static_cast<double>(large)) << large << " elements of 1024";
@@ -96,7 +65,7 @@ TEST(OneBitTest, MostOfABlocksEnergyCrosses) {
 }
 
 TEST(OneBitTest, ResidualIsAddedAndLeftBehind) {
-  const Result result = Encode({1, 2}, {2, -3}, 0);
+  const BlockResult result = kOneBit.Encode({1, 2}, {2, -3}, 0);
   EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x00, 0x40, 0x02}));
   EXPECT_EQ(result.residual, Floats({1, 1}));
 }
@@ -107,7 +76,7 @@ TEST(OneBitTest, ANonFiniteElementMakesItsBlockNaNAndKeepsTheResidual) {
       Floats values(1501, 1);
       const Floats before(1501, -2);
       values[at] = bad;
-      const Result result = Encode(values, before, 0);
+      const BlockResult result = kOneBit.Encode(values, before, 0);
       EXPECT_EQ(result.nonfinite, 1u);
       for (size_t i = 0; i < values.size(); ++i) {
         const bool same_block = i / 1024 == at / 1024;
@@ -124,24 +93,7 @@ TEST(OneBitTest, ANonFiniteElementMakesItsBlockNaNAndKeepsTheResidual) {
 }
 
 TEST(OneBitTest, EqualsItsDefinitionForAnySizeAddressAndTarget) {
-  std::mt19937_64 random(13);
-  for (size_t elems : kLossySizes) {
-    for (unsigned special_every : {0u, 40u, 3000u}) {
-      const Floats values = RandomFloats(elems, special_every, random);
-      const Floats before = RandomFloats(elems, special_every * 2, random);
-      const Result plain = Reference(values, {});
-      const Result fed_back = Reference(Sum(values, before), before);
-      for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-        SCOPED_TRACE(testing::Message() << hwy::TargetName(target) << ", " << elems
-                                        << " elements, special " << special_every);
-        const ForcedTarget forced(target);
-        for (size_t misalignment : {0, 3}) {
-          ExpectSame(Encode(values, {}, misalignment), plain);
-          ExpectSame(Encode(values, before, misalignment), fed_back);
-        }
-      }
-    }
-  }
+  ExpectDefinition(kOneBit, std::mt19937_64(13));
 }
 
 TEST(OneBitTest, ScaleOfAShortBlockIsTheMeanMagnitude) {
@@ -153,16 +105,17 @@ TEST(OneBitTest, ScaleOfAShortBlockIsTheMeanMagnitude) {
     const double mean = sum / static_cast<double>(elems);
     // 64 additions into each of the 16 sums, 4 that join them and the division are each off by
     // 2^-24 of a number that is not larger than the total.
-    EXPECT_NEAR(std::fabs(Encode(values, {}, 0).decoded[0]), mean, 70 * std::ldexp(mean, -24));
+    EXPECT_NEAR(std::fabs(kOneBit.Encode(values, {}, 0).decoded[0]), mean,
+                70 * std::ldexp(mean, -24));
   }
 }
 
 TEST(OneBitTest, TheLargestFloatsHaveAScale) {
   for (size_t elems : {1, 3, 1000, 1023, 1024}) {
     const Floats values(elems, std::numeric_limits<float>::max());
-    const Result result = Encode(values, Floats(elems), 0);
+    const BlockResult result = kOneBit.Encode(values, Floats(elems), 0);
     EXPECT_EQ(CountNonFinite(result.decoded), 0u) << elems;
-    ExpectSame(result, Reference(values, Floats(elems)));
+    ExpectSame(result, kOneBit.Reference(values, Floats(elems)));
   }
 }
 

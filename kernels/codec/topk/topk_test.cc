@@ -7,32 +7,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/codec/lossy_reference.h"
+#include "kernels/codec/topk/topk_test_util.h"
 
 namespace thalweg::topk_test {
 namespace {
 
 using ::testing::HasSubstr;
 
-struct Result {
-  Bytes bytes;
-  Floats residual;
-  uint64_t nonfinite = 0;
-};
-
-Result Encode(const Floats& values, const Floats& residual, uint64_t count) {
-  Result result;
-  result.residual = residual;
-  result.bytes.resize(MaxEncodedBytes(WireFormat::kTopK, values.size()));
-  const Encoded encoded =
-      EncodeTopK(values.data(), residual.empty() ? nullptr : result.residual.data(), values.size(),
-                 count, result.bytes.data());
-  result.bytes.resize(encoded.bytes);
-  result.nonfinite = encoded.nonfinite_elems;
-  return result;
-}
-
 // Selects by sorting all of x.
-Result Reference(const Floats& x, const Floats& residual, uint64_t count) {
+TopKResult Reference(const Floats& x, const Floats& residual, uint64_t count) {
   const auto magnitude = [&](uint64_t i) {
     return std::isfinite(x[i]) ? std::fabs(x[i]) : kInfinity;
   };
@@ -40,7 +23,7 @@ Result Reference(const Floats& x, const Floats& residual, uint64_t count) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](uint64_t a, uint64_t b) { return magnitude(a) > magnitude(b); });
-  Result result;
+  TopKResult result;
   result.nonfinite = CountNonFinite(x);
   order.resize(std::min<uint64_t>(x.size(), std::max(count, result.nonfinite)));
   std::sort(order.begin(), order.end());
@@ -60,46 +43,41 @@ Result Reference(const Floats& x, const Floats& residual, uint64_t count) {
   return result;
 }
 
-void ExpectSame(const Result& got, const Result& expected) {
-  ASSERT_EQ(got.bytes, expected.bytes);
-  ASSERT_EQ(BitsOf(got.residual), BitsOf(expected.residual));
-  ASSERT_EQ(got.nonfinite, expected.nonfinite);
-}
-
 // The expected bytes are the worked example of docs/codecs.md.
 TEST(TopKTest, EntriesAreTheDocumentedBytes) {
   Floats values(300);
   values[0] = 1;
   values[5] = -2;
   values[200] = 3;
-  EXPECT_EQ(Encode(values, {}, 2).bytes, BytesOf({0x02, 0x00, 0x00, 0x00, 0x05, 0x00, 0x00, 0x00,
-                                                  0xc0, 0xc2, 0x01, 0x00, 0x00, 0x40, 0x40}));
+  EXPECT_EQ(EncodeTopKOnCpu(values, {}, 2).bytes,
+            BytesOf({0x02, 0x00, 0x00, 0x00, 0x05, 0x00, 0x00, 0x00, 0xc0, 0xc2, 0x01, 0x00, 0x00,
+                     0x40, 0x40}));
 }
 
 TEST(TopKTest, ZerosNeverCross) {
-  EXPECT_EQ(Encode(Floats(10), {}, 5).bytes, BytesOf({0, 0, 0, 0}));
-  EXPECT_EQ(Encode({}, {}, 1).bytes, BytesOf({0, 0, 0, 0}));
-  EXPECT_EQ(Encode({0, -0.0f, 0x1p-149f}, {}, 3).bytes, ReferenceTopK({{2, 0x1p-149f}}));
+  EXPECT_EQ(EncodeTopKOnCpu(Floats(10), {}, 5).bytes, BytesOf({0, 0, 0, 0}));
+  EXPECT_EQ(EncodeTopKOnCpu({}, {}, 1).bytes, BytesOf({0, 0, 0, 0}));
+  EXPECT_EQ(EncodeTopKOnCpu({0, -0.0f, 0x1p-149f}, {}, 3).bytes, ReferenceTopK({{2, 0x1p-149f}}));
 }
 
 TEST(TopKTest, OfEqualMagnitudesTheLowerIndexGoesFirst) {
-  EXPECT_EQ(Encode({1, -1, 1, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {1, -1}}));
-  EXPECT_EQ(Encode({1, -1, 2, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {2, 2}}));
+  EXPECT_EQ(EncodeTopKOnCpu({1, -1, 1, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {1, -1}}));
+  EXPECT_EQ(EncodeTopKOnCpu({1, -1, 2, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {2, 2}}));
 }
 
 TEST(TopKTest, ResidualIsAddedAndLeftBehind) {
-  const Result result = Encode({1, 2, -3, 4}, {10, 0.5f, 1, -1}, 2);
+  const TopKResult result = EncodeTopKOnCpu({1, 2, -3, 4}, {10, 0.5f, 1, -1}, 2);
   EXPECT_EQ(result.bytes, ReferenceTopK({{0, 11}, {3, 3}}));
   EXPECT_EQ(result.residual, Floats({0, 2.5f, -2, 0}));
 }
 
 TEST(TopKTest, AllNonFiniteElementsCrossAndKeepTheirResidual) {
   const Floats values = {kNaN, 1, kInfinity, -kInfinity, 5};
-  const Result result = Encode(values, {1, 2, 3, 4, 5}, 1);
+  const TopKResult result = EncodeTopKOnCpu(values, {1, 2, 3, 4, 5}, 1);
   EXPECT_EQ(result.bytes, ReferenceTopK({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}}));
   EXPECT_EQ(result.residual, Floats({1, 3, 3, 4, 10}));
   EXPECT_EQ(result.nonfinite, 3u);
-  EXPECT_EQ(Encode(values, {}, 4).bytes,
+  EXPECT_EQ(EncodeTopKOnCpu(values, {}, 4).bytes,
             ReferenceTopK({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}, {4, 5}}));
 }
 
@@ -124,8 +102,9 @@ TEST(TopKTest, ChoosesAsSortingWould) {
         const uint64_t count = TopKCount(ratio, elems);
         for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
           const ForcedTarget forced(target);
-          ExpectSame(Encode(values, {}, count), Reference(values, {}, count));
-          ExpectSame(Encode(values, before, count), Reference(Sum(values, before), before, count));
+          ExpectSame(EncodeTopKOnCpu(values, {}, count), Reference(values, {}, count));
+          ExpectSame(EncodeTopKOnCpu(values, before, count),
+                     Reference(Sum(values, before), before, count));
         }
       }
     }
@@ -138,13 +117,13 @@ TEST(TopKTest, ChoosesAsSortingWouldAmongManyEqualMagnitudes) {
     Floats values(1 + random() % 2000);
     for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 7) - 3);
     const uint64_t count = 1 + random() % values.size();
-    ExpectSame(Encode(values, {}, count), Reference(values, {}, count));
+    ExpectSame(EncodeTopKOnCpu(values, {}, count), Reference(values, {}, count));
   }
 }
 
 TEST(TopKTest, EveryElementMayCross) {
   const Floats values(1000, -1);
-  const Result result = Encode(values, {}, 1000);
+  const TopKResult result = EncodeTopKOnCpu(values, {}, 1000);
   EXPECT_EQ(result.bytes.size(), MaxEncodedBytes(WireFormat::kTopK, 1000));
   EXPECT_TRUE(CheckTopK(result.bytes, 1000).ok());
 }
