@@ -19,10 +19,10 @@ from typing import Any
 
 import preloaded
 from leftovers import await_clean, shared_memory
+from ports import free_port
 from waiting import until
 
 from thalweg import _binaries
-from thalweg._job._addresses import free_port
 from thalweg._job._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"

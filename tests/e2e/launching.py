@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import DEADLINE, environment, free_port, servers
+from harness import DEADLINE, environment, servers
+from ports import free_port
 
 NODES = 2
 

@@ -11,7 +11,8 @@ import time
 
 import pytest
 import torch  # noqa: F401 - its libraries must be loaded before the extension
-from harness import TIMEOUT, Job, free_port, servers
+from harness import TIMEOUT, Job, servers
+from ports import free_port
 
 from thalweg import _C
 

@@ -15,9 +15,8 @@ import elastic_local_jobs
 import pytest
 import torch
 from harness import DEADLINE, Servers, environment, fork, servers
+from ports import free_port
 from waiting import until
-
-from thalweg._job._addresses import free_port
 
 JOBS = Path(elastic_jobs.__file__)
 # Each step of a trajectory may be rounded otherwise than in one process, by a few units of the last

@@ -8,8 +8,7 @@ from statistics import mean
 
 import pytest
 from harness import DEADLINE, Job, environment, fork, servers
-
-from thalweg._job._addresses import free_port
+from ports import free_port
 
 JOBS = Path(__file__).parent / "fashion_jobs.py"
 

@@ -11,8 +11,9 @@ import launching
 import nbformat
 import pytest
 from clients.kernels import Kernels
-from harness import DEADLINE, environment, free_port, servers
+from harness import DEADLINE, environment, servers
 from nbclient import NotebookClient
+from ports import free_port
 
 CLIENTS = Path(__file__).parent / "clients"
 RUNS = ("plain", "fp32")

@@ -11,8 +11,9 @@ import urllib.parse
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from harness import environment, free_port
+from harness import environment
 from playwright.sync_api import expect
+from ports import free_port
 from watched import JOB, NODES, api, browser, watched_job
 
 from thalweg import _binaries
