@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import shard_jobs
 from harness import Job, servers
+from ports import free_port
 
 JOBS = Path(shard_jobs.__file__)
 
@@ -26,18 +27,13 @@ def assert_exact(results, factor, shards):
 
 @contextlib.contextmanager
 def two_taken_ports() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Gives sockets that have two consecutive ports."""
-    for _ in range(100):
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            try:
-                place = ("127.0.0.1", first.getsockname()[1] + 1)
-                second = stack.enter_context(socket.create_server(place))
-            except (OSError, OverflowError):
-                continue
-            yield first, second
-            return
-    pytest.fail("no two consecutive ports are free")
+    """Gives sockets that have two consecutive ports; once closed they are given to nobody else."""
+    port = free_port(2)
+    with (
+        socket.create_server(("127.0.0.1", port)) as first,
+        socket.create_server(("127.0.0.1", port + 1)) as second,
+    ):
+        yield first, second
 
 
 def hosting(cluster):
