@@ -18,19 +18,40 @@ def await_clean(folder: Path, shm: set[str]) -> None:
     def is_clean() -> bool:
         left["processes"] = processes_below(folder)
         left["files"] = [str(path) for path in folder.iterdir()]
-        left["shared memory"] = sorted(shared_memory() - shm)
+        left["shared memory"] = abandoned(shared_memory() - shm)
         return not any(left.values())
 
     until("nothing is left behind", is_clean, 20, lambda: str(left), every=0.05)
 
 
 def shared_memory() -> set[str]:
-    """Returns the names in /dev/shm but for those that have a running process's number in them.
+    """Returns the names in /dev/shm."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
-    torch and OpenMP make such names, also in the tests that run beside this one.
+
+def abandoned(names: set[str]) -> list[str]:
+    """Returns those of the names in /dev/shm that have no running process's number in them, and
+    that no process maps.
+
+    torch, OpenMP and multiprocessing make others, also in the tests that run beside this one.
     """
-    names = {path.name for path in Path("/dev/shm").iterdir()}
-    return {name for name in names if not any(map(is_running, re.findall(r"\d+", name)))}
+    names = {name for name in names if not any(map(is_running, re.findall(r"\d+", name)))}
+    inodes = {}
+    for name in sorted(names):
+        with contextlib.suppress(FileNotFoundError):  # removed since
+            inodes[name] = str(Path("/dev/shm", name).stat().st_ino)
+    mapped = mapped_inodes() if inodes else set()
+    return [name for name, inode in inodes.items() if inode not in mapped]
+
+
+def mapped_inodes() -> set[str]:
+    """Returns the inodes of what processes map of /dev/shm. Its names there may be former ones."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # ended since
+            lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+            found |= {line.split()[4] for line in lines if " /dev/shm/" in line}
+    return found
 
 
 def is_running(pid: str) -> bool:

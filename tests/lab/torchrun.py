@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
+from leftovers import abandoned, shared_memory
 from waiting import settled
 
 from thalweg_bench.lab import INTERFACE, Lab
@@ -113,7 +113,7 @@ def left_behind(lab: Lab, folder: str, shm: set[str]) -> list[str]:
     def look() -> list[str]:
         left = [program for name in lab.names for program in processes(lab, name)]
         left += [path.name for path in Path(folder).glob("thalweg*")]
-        return left + sorted(shared_memory() - shm)
+        return left + abandoned(shared_memory() - shm)
 
     return settled(look, lambda left: not left, _LEAVING_SECONDS, every=0.05)
 
@@ -128,15 +128,6 @@ def processes(lab: Lab, name: str) -> list[str]:
             if entry.name.isdecimal() and (entry / "ns/net").stat().st_ino == namespace:
                 found.append((entry / "cmdline").read_text().replace("\0", " "))
     return found
-
-
-def shared_memory() -> set[str]:
-    """Returns the names in /dev/shm but for those that have a running process's number in them."""
-    return {
-        path.name
-        for path in Path("/dev/shm").iterdir()
-        if not any(Path("/proc", number).exists() for number in re.findall(r"\d+", path.name))
-    }
 
 
 def main(out: Path, plan: dict[str, Any]) -> None:
