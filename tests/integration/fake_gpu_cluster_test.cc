@@ -242,7 +242,7 @@ TEST(GpuPathTest, GradientThatIsNeverMadeFailsTheJobNamingTheWorker) {
   GpuCluster gpus(1, 2);
   // After a failure the sidecar does not wait until workers have closed its results.
   gpus.gpu(0).AllowFreeingOpenMemory();
-  gpus.Connect("fp32", std::chrono::seconds(5));
+  gpus.Connect("fp32", std::chrono::seconds(15));
   ASSERT_TRUE(gpus.Reduce(1)[0].ok());
   gpus.gpu(0).Hold(gpus.worker(1).stream());
   std::vector<std::future<Outcome>> pending;
