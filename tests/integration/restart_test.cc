@@ -189,6 +189,7 @@ class RestartTest : public ::testing::Test {
       ASSERT_TRUE((*member)->Register(AnnouncementOf(wire, c), Now() + kTestPatience).ok());
     }
     for (uint64_t round = 1; round <= kRounds; ++round) {
+      AwaitRestartsBefore(round);
       for (uint32_t c = 0; c < kChunks; ++c) {
         if (round > 1 && !sinks_[sink]->WaitFor(IdOf(wire, c, round - 1))) return;
         Contribute(**member, node, IdOf(wire, c, round), wire);
@@ -199,16 +200,31 @@ class RestartTest : public ::testing::Test {
     (*member)->Leave(absl::OkStatus());
   }
 
+  // A node goes no more than two rounds past one in which a restart is due, so that rounds remain
+  // after the last restart.
+  void AwaitRestartsBefore(uint64_t round) {
+    if (round < 3) return;
+    MutexLock lock(mutex_);
+    const uint64_t due = (round - 3) * (restarts_ + 1) / kRounds;
+    EXPECT_TRUE(changed_.WaitUntil(
+        mutex_, Now() + kTestPatience,
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return restarts_done_ >= due; }));
+  }
+
   // Runs the job; restarts the shard whenever a further part of the results has come.
-  void RunJob(WireFormat wire, int restarts) {
+  void RunJob(WireFormat wire, uint32_t restarts) {
+    restarts_ = restarts;
     for (uint32_t node = 0; node < kNodes; ++node) sinks_.push_back(std::make_shared<Results>());
     std::vector<Thread> threads;
     for (uint32_t node = 0; node < kNodes; ++node) {
       threads.emplace_back("node", [this, node, wire] { RunNode(node, node, wire); });
     }
-    for (int i = 1; i <= restarts; ++i) {
+    for (uint32_t i = 1; i <= restarts; ++i) {
       if (!sinks_[i % kNodes]->WaitFor(kChunks * kRounds * i / (restarts + 1))) break;
       KillAndRestart();
+      MutexLock lock(mutex_);
+      restarts_done_ = i;
+      changed_.NotifyAll();
     }
     threads.clear();
     for (const auto& sink : sinks_) {
@@ -245,6 +261,12 @@ class RestartTest : public ::testing::Test {
   uint16_t port_ = 0;
   std::unique_ptr<BreakingProxy> proxy_;
   std::vector<std::shared_ptr<Results>> sinks_;
+  uint32_t restarts_ = 0;  // that the job is to have
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  uint32_t restarts_done_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 TEST_F(RestartTest, SumsAreThoseOfARunWithoutRestarts) {
