@@ -226,6 +226,10 @@ absl::Status Job::FindFailureLocked(TimePoint now, TimePoint awake_since,
   }
   auto expired = engine_.Expired(now);
   if (expired.empty()) expired = quorum_.Expired(now, spec_.round_timeout);
+  // What came while this process was stopped is still to be read.
+  std::erase_if(expired, [&](const RoundEngine::OpenRound& round) {
+    return now <= awake_since + round.timeout;
+  });
   if (expired.empty()) return absl::OkStatus();
   const RoundEngine::OpenRound& round = expired.front();
   return absl::DeadlineExceededError(absl::StrCat(

@@ -17,6 +17,7 @@ using ::testing::SizeIs;
 
 constexpr BucketId kBucket{0, 0};
 constexpr Duration kGrace = std::chrono::seconds(3);
+constexpr Duration kRoundTimeout = std::chrono::hours(1);
 constexpr uint32_t kMinNodes = 2;
 const absl::Status kWhy = absl::UnavailableError("rank 7 is gone");
 
@@ -31,7 +32,7 @@ class JobLossesTest : public ::testing::Test {
       JoinRequest request = RequestOf(node, 3);
       request.workers = node == 1 ? 2 : 1;
       request.world_size = 4;
-      request.round_timeout = std::chrono::hours(1);
+      request.round_timeout = kRoundTimeout;
       request.losses = {kMinNodes, kGrace};
       if (!rounds.empty()) {
         request.chunk_bytes = kMinChunkBytes;
@@ -88,6 +89,24 @@ TEST_F(JobLossesTest, OpenRoundsAndLaterOnesGiveTheMeanOfTheNodesThatAreLeft) {
   ExpectMean({0, 2}, 2, 2, 2);
   EXPECT_EQ(Lost(), 1);
   EXPECT_FALSE(job_->IsEmpty());
+}
+
+TEST_F(JobLossesTest, NodesThatLearnOfTheirJobAfterALossContributeToItsRounds) {
+  const uint64_t epoch = TermsOf(*job_)->epoch;
+  job_->RemoveMember(1, kWhy);
+  EXPECT_EQ(TermsOf(*job_)->epoch, epoch);
+}
+
+TEST_F(JobLossesTest, RoundIsNotLateForTheTimeInWhichItsProcessWasStopped) {
+  ASSERT_TRUE(Contribute(0, 1).ok() && Contribute(2, 1).ok());
+  const TimePoint resumed = start_ + 2 * kRoundTimeout;
+  job_->Tick(resumed, resumed);
+  EXPECT_THAT(sinks_[0]->failures, IsEmpty());
+  const TimePoint late = resumed + kRoundTimeout + std::chrono::seconds(1);
+  for (const uint32_t node : {0, 1, 2}) ASSERT_TRUE(job_->Heartbeat(node, late).ok());
+  job_->Tick(late, resumed);
+  ASSERT_THAT(sinks_[0]->failures, SizeIs(1));
+  EXPECT_THAT(std::string(sinks_[0]->failures[0].message()), HasSubstr("for node 1 (host1)"));
 }
 
 TEST_F(JobLossesTest, WhatALostNodeHasContributedCounts) {

@@ -84,21 +84,19 @@ absl::Status Job::CheckSnapshots() const {
 }
 
 absl::StatusOr<SnapshotReport> Job::Snapshots(uint32_t node, const SnapshotCall& call) {
-  absl::Status status;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    status = CheckSnapshots();
   }
+  absl::Status status = CheckSnapshots();
   if (status.ok() && call.action == SnapshotAction::kTake) status = TakeSnapshot(call);
-  if (status.ok() && call.action == SnapshotAction::kRestore) {
-    status = RestoreSnapshot(call.id);
-  }
+  if (status.ok() && call.action == SnapshotAction::kRestore) status = RestoreSnapshot(call.id);
   if (!status.ok()) return OfJob(spec_.job, status);
   return snapshots_->Report(spec_.identity);
 }
 
 absl::Status Job::HaveSnapshotsLocked() {
+  if (!failure_.ok()) return failure_;  // since the call began; weights and layouts are gone
   const bool had = std::exchange(has_snapshots_, true);
   const absl::Status status = ReserveLocked();
   if (!status.ok()) has_snapshots_ = had;

@@ -31,7 +31,7 @@ void Job::AnswerWaiting(TimePoint now) {
     if (!failure_.ok()) {
       answer = failure_;
     } else if (members_.IsComplete()) {
-      answer = plan_.TermsOf(members_.epoch());
+      answer = plan_.TermsOf(engine_.epoch());
     } else {
       return;
     }

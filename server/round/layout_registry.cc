@@ -144,6 +144,11 @@ absl::StatusOr<LayoutRegistry::Known> LayoutRegistry::Check(uint32_t node,
   const WireFormat wire = entry->bucket.wire;
   const uint64_t elems = entry->plan.Elems(c.id.chunk);
   const uint64_t bytes = c.payload.SizeBytes();
+  if (c.group != 0) {  // which would be complete without the other nodes
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
+                     ": buckets are all nodes', but node ", node, " names group ", c.group));
+  }
   if (!IsLossScale(c.loss_scale)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),

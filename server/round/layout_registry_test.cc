@@ -78,6 +78,16 @@ TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
   EXPECT_FALSE(registry.Check(0, Share({0, 0, 2}, 0, WireFormat::kFloat32, 20)).ok());
 }
 
+TEST(LayoutRegistryTest, ContributionToABucketInAGroupIsRefused) {
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, 1)).ok());
+  Contribution share = Share({0, 0}, 0, WireFormat::kFloat32, 1024);
+  share.group = 7;
+  const absl::Status refused = registry.Check(2, share).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("but node 2 names group 7"));
+}
+
 TEST(LayoutRegistryTest, BucketsAndPartsBeyondTheLimitsAreRefused) {
   constexpr uint32_t kMaxBuckets = 65536;
   LayoutRegistry registry(4096, 1);

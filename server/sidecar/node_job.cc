@@ -100,7 +100,7 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
       shards_(Pointers(shards.shards), context.metrics.registry, context.trace),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics),
       buckets_(states_, compression_, shards_),
-      weights_(buckets_, shards_, patience_.silence.shard()),
+      weights_(buckets_, shards_, patience_.silence.shard(), patience_.step.shard()),
       runner_({first.node, first.num_nodes, first.world_size, patience_.silence, context.threads,
                HasSteps(first.codec), OwnShard(first)},
               {outcome_, progress_, buckets_, states_, compression_, shards_, report_},
@@ -171,8 +171,12 @@ absl::Status NodeJob::AddWorker(const ipc::Hello& hello, std::shared_ptr<Connect
 void NodeJob::OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message,
                                UniqueFd arena) {
   if (spec_.node == 0 && message.id.generation > 0) {
-    const absl::Status moved = states_.MoveShardResiduals(buckets_.All(), message.id.generation,
-                                                          shards_, patience_.silence.shard());
+    // The other workers' announcements wait for this, each where the worker would be heard.
+    const auto alive = [&] {
+      for (uint32_t each = 0; each < spec_.local_size; ++each) AliveOf(each)();
+    };
+    const absl::Status moved = states_.MoveShardResiduals(
+        buckets_.All(), message.id.generation, shards_, patience_.silence.shard(), alive);
     if (!moved.ok()) return Fail(moved);
   }
   const auto bucket =
@@ -225,7 +229,8 @@ std::function<void(uint32_t, const ipc::Message&)> NodeJob::Poster() {
 
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
   ShardGroup* const shards = spec_.node == 0 ? &shards_ : nullptr;
-  const auto arena = states_.Save(buckets_.All(), shards, patience_.silence.shard());
+  const auto arena =
+      states_.Save(buckets_.All(), shards, patience_.silence.shard(), AliveOf(local_rank));
   if (!arena.ok()) return Fail(arena.status());
   roster_.Tell(local_rank, ipc::CodecState{arena->payload_bytes()}, arena->fd());
 }
@@ -245,7 +250,7 @@ void NodeJob::OnSetSettings(uint32_t local_rank, const ipc::SetSettings& message
 }
 
 void NodeJob::OnGetSnapshots(uint32_t local_rank, const ipc::GetSnapshots& message) {
-  const auto answer = weights_.Snapshots(message);
+  const auto answer = weights_.Snapshots(message, AliveOf(local_rank));
   if (!answer.ok()) return Fail(answer.status());
   roster_.Tell(local_rank, *answer);
 }

@@ -6,7 +6,9 @@ steps it has tried, and how often it has gone back. FOLDERS are those of aggrega
 training, which this one goes on from.
 """
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,8 +130,25 @@ def trained_on_and_on() -> str:
     return outcome(train)
 
 
+def trained_to_an_end() -> None:
+    """Takes STEPS steps, and ends as END says: "well", or by what nobody catches."""
+    model = _model()
+    optimizer = _served(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _loss(model, step, dist.get_rank()).backward()
+        optimizer.step()
+    if os.environ["END"] == "interrupted":
+        signal.raise_signal(signal.SIGINT)
+    if os.environ["END"] == "closed by its fault":
+        with contextlib.closing(optimizer):
+            raise ValueError("a loss that is not a number")
+    if os.environ["END"] == "raised":
+        raise ValueError("a loss that is not a number")
+
+
 JOBS: dict[str, Callable[[], Any]] = {
-    each.__name__: each for each in (trained_through_losses, trained_on_and_on)
+    each.__name__: each for each in (trained_through_losses, trained_on_and_on, trained_to_an_end)
 }
 
 

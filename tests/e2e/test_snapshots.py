@@ -22,7 +22,16 @@ PATIENCE = 300.0
 class Cluster:
     """Aggregators with folders for snapshots, two nodes, and a job that trains on them."""
 
-    def __init__(self, running, tmp_path: Path, name="trained_through_losses", shards=2, **env):
+    def __init__(
+        self,
+        running,
+        tmp_path: Path,
+        name="trained_through_losses",
+        shards=2,
+        *,
+        afresh=False,
+        **env,
+    ):
         """Without STEPS the training goes on until results()."""
         self.running = running
         self.over = tmp_path / "over"
@@ -34,7 +43,8 @@ class Cluster:
         variables = {"EVERY": str(EVERY), "PROGRESS": str(self.progress)} | env
         if "STEPS" not in env:
             variables["UNTIL"] = str(self.over)
-        self.job = Job(name, running, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
+        how = {"env": variables, "jobs": JOBS, "afresh": afresh}
+        self.job = Job(name, running, tmp_path, sidecar_of=sidecars, **how)
 
     def told(self) -> tuple[int, int]:
         """The steps that the first worker has tried, and how often it has gone back."""
@@ -193,6 +203,20 @@ def test_script_without_a_handler_is_told_that_it_went_back(tmp_path):
         cluster.restart()
         for result in cluster.job.results():
             assert result.startswith("RolledBack: thalweg: shards had lost their weights: ")
+
+
+@pytest.mark.parametrize("end", ["well", "raised", "interrupted", "closed by its fault"])
+def test_snapshots_stay_where_all_workers_fail_and_go_where_they_end_well(end, tmp_path):
+    with servers() as running:
+        env = {"STEPS": str(4 * EVERY), "END": end}
+        cluster = Cluster(running, tmp_path, "trained_to_an_end", afresh=True, **env)
+        codes = [worker.code for worker in cluster.job.wait()]
+    left = [path for path in tmp_path.glob("state*/*/*.snapshot") if ".over-" not in str(path)]
+    if end == "well":
+        assert (codes, left) == ([0, 0], [])
+    else:
+        assert 0 not in codes
+        assert {path.parent.parent for path in left} == set(cluster.folders)
 
 
 def lost_training(tmp_path: Path, shards: int, **env: str) -> Cluster:

@@ -68,7 +68,8 @@ class FakeShard : public Shard {
   std::vector<uint64_t> placements;
   std::vector<Group> groups;
   std::vector<SnapshotCall> snapshot_calls;
-  SnapshotReport snapshots;  // the answer
+  SnapshotReport snapshots;                               // the answer
+  std::function<void(const SnapshotCall&)> on_snapshots;  // before it; null: nothing
   std::shared_ptr<MemberEvents> sink;
   std::vector<absl::Status> left;
   int num_heartbeats = 0;
@@ -94,6 +95,7 @@ class FakeShard : public Shard {
     }
     absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint) override {
       shard_.snapshot_calls.push_back(call);
+      if (shard_.on_snapshots) shard_.on_snapshots(call);
       return shard_.snapshots;
     }
     absl::StatusOr<Pulse> Heartbeat(TimePoint) override {

@@ -41,7 +41,7 @@ absl::Status CodecStates::CollectLocked(const Buckets& buckets) {
 }
 
 absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup* shards,
-                                              Duration timeout) {
+                                              Duration timeout, const Alive& alive) {
   ParameterStates states;
   {
     MutexLock lock(mutex_);
@@ -62,7 +62,7 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
       // What has been loaded, or moved here, the shards get in the next round only.
       if (shards == nullptr || codec->keeps_shard_residuals()) continue;
       read.push_back(codec.get());
-      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(*shards, *codec, timeout));
+      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(*shards, *codec, timeout, alive));
     }
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
@@ -73,7 +73,8 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
 }
 
 absl::Status CodecStates::MoveShardResiduals(const Buckets& buckets, uint32_t generation,
-                                             ShardGroup& shards, Duration timeout) {
+                                             ShardGroup& shards, Duration timeout,
+                                             const Alive& alive) {
   MutexLock lock(mutex_);
   // As in Save, the states rest; but for those of buckets in flight, which keep their layout.
   for (const auto& bucket : buckets) {
@@ -82,7 +83,7 @@ absl::Status CodecStates::MoveShardResiduals(const Buckets& buckets, uint32_t ge
     if (!moved_.insert(bucket->id()).second) continue;
     for (const auto& codec : bucket->compressing()) {
       if (codec->keeps_shard_residuals()) continue;
-      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards, *codec, timeout));
+      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards, *codec, timeout, alive));
     }
   }
   return absl::OkStatus();

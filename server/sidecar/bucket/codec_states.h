@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -37,13 +38,16 @@ class CodecStates {
   void AwaitUse();
 
   // Encodes all states into an arena. With `shards`, which may be null, also what these have left
-  // out of results; each read takes at most `timeout`. FailedPrecondition: a round is in flight.
-  absl::StatusOr<BucketArena> Save(const Buckets& buckets, ShardGroup* shards, Duration timeout);
+  // out of results; each read takes at most `timeout`, and `alive` is called after it.
+  // FailedPrecondition: a round is in flight.
+  using Alive = std::function<void()>;
+  absl::StatusOr<BucketArena> Save(const Buckets& buckets, ShardGroup* shards, Duration timeout,
+                                   const Alive& alive);
   // To be called on the first node before a bucket of this generation is announced: reads, once,
   // what shards have left out of the results of earlier generations, for the next rounds to hand it
-  // to whichever shard sums the same elements then. Each read takes at most `timeout`.
+  // to whichever shard sums the same elements then. As in Save, other calls wait meanwhile.
   absl::Status MoveShardResiduals(const Buckets& buckets, uint32_t generation, ShardGroup& shards,
-                                  Duration timeout);
+                                  Duration timeout, const Alive& alive);
   // Puts the states that `arena` holds in the place of all that are here, and on the first node of
   // what shards have left out. Errors change nothing: FailedPrecondition (a round is in flight),
   // InvalidArgument (not states, or of other sizes).

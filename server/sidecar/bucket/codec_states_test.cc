@@ -42,13 +42,13 @@ class CodecStatesTest : public BucketsFixture {
 TEST_F(CodecStatesTest, WhatIsLoadedIsWhatWasSaved) {
   TestBucket bucket = Announce(table_, 0, kElems, 1);
   for (int round = 0; round < 3; ++round) TakeThroughARound(bucket, 1);
-  const auto saved = states_.Save(table_.All(), nullptr, kTestPatience);
+  const auto saved = states_.Save(table_.All(), nullptr, kTestPatience, [] {});
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_EQ(RoundsIn(*saved), 3u);
   TakeThroughARound(bucket, 1);
   ASSERT_TRUE(states_.Load(table_.All(), *saved, true).ok());
   TakeThroughARound(bucket, 1);
-  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 4u);
+  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience, [] {})), 4u);
 }
 
 TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
@@ -62,7 +62,7 @@ TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
   BucketCodec& codec = *bucket.bucket->compressing()[0];
   for (const double scale : {1024.0, 2048.0}) {
     ASSERT_TRUE(codec.FollowLossScale(scale).ok());
-    const auto saved = states_.Save(table_.All(), nullptr, kTestPatience);
+    const auto saved = states_.Save(table_.All(), nullptr, kTestPatience, [] {});
     ASSERT_TRUE(saved.ok()) << saved.status();
     const auto read = DecodeParameterStates({saved->payload(), saved->payload_bytes()});
     EXPECT_EQ(read->at("w0")->residual, std::vector<float>(kElems, 3));
@@ -82,7 +82,27 @@ TEST_F(CodecStatesTest, FirstNodeHasShardsDropWhatALoadedStateLacks) {
   EXPECT_FALSE(codec.keeps_shard_residuals());
   ASSERT_TRUE(states_.Load(table_.All(), nothing, true).ok());
   EXPECT_THAT(codec.ShardResidual(0), AllOf(Not(IsEmpty()), Each(0)));
-  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 0u);
+  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience, [] {})), 0u);
+}
+
+class SharedStatesTest : public BucketsFixture {
+ protected:
+  SharedStatesTest() : BucketsFixture(HelloOf(0, 1, "int8:start=0"), true) {}
+};
+
+TEST_F(SharedStatesTest, WorkersHearOfEachChunkThatShardsHaveAnsweredFor) {
+  TestBucket bucket = Announce(table_, 0, 3 * kElems, 1);
+  BucketCodec& codec = *bucket.bucket->compressing()[0];
+  Part& part = *codec.FindPart(codec.PartWithShardResiduals()->bucket.id.part);
+  part.round = 1;
+  part.shard_of_chunk.assign(part.plan.Count(), 0);
+  ASSERT_EQ(part.plan.Count(), 2u);
+  int heard = 0;
+  const auto alive = [&heard] { ++heard; };
+  ASSERT_TRUE(states_.Save(table_.All(), &shards_, kTestPatience, alive).ok());
+  EXPECT_EQ(heard, 2);
+  ASSERT_TRUE(states_.MoveShardResiduals(table_.All(), 1, shards_, kTestPatience, alive).ok());
+  EXPECT_EQ(heard, 4);
 }
 
 TEST_F(CodecStatesTest, NewLayoutGoesOnWithTheStatesOfTheOldOne) {
@@ -95,16 +115,17 @@ TEST_F(CodecStatesTest, NewLayoutGoesOnWithTheStatesOfTheOldOne) {
   next.inputs.push_back(std::move(input));
   EXPECT_NE(next.bucket, old.bucket);
   TakeThroughARound(next, 1);
-  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 2u);
+  EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience, [] {})), 2u);
 }
 
 TEST_F(CodecStatesTest, NeitherSavesNorLoadsWhileARoundIsInFlight) {
   TestBucket bucket = Announce(table_, 0, kElems, 1);
-  const auto saved = states_.Save(table_.All(), nullptr, kTestPatience);
+  const auto saved = states_.Save(table_.All(), nullptr, kTestPatience, [] {});
   ASSERT_TRUE(saved.ok());
   ASSERT_TRUE(*bucket.bucket->Submit(0, {bucket.bucket->id(), 1}, Now()));
-  for (const absl::Status& status : {states_.Save(table_.All(), nullptr, kTestPatience).status(),
-                                     states_.Load(table_.All(), *saved, true)}) {
+  for (const absl::Status& status :
+       {states_.Save(table_.All(), nullptr, kTestPatience, [] {}).status(),
+        states_.Load(table_.All(), *saved, true)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr("round 1 of bucket 0 was in flight"));
   }

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/base/thread.h"
 
 namespace thalweg {
 
@@ -20,16 +23,41 @@ absl::Status ServedWeights::SetSettings(const std::string& owner, const ipc::Set
   return shards_.SetSettings(message.number, message.step, Now() + patience_);
 }
 
-absl::StatusOr<ipc::Snapshots> ServedWeights::Snapshots(const ipc::GetSnapshots& message) {
+absl::StatusOr<ipc::Snapshots> ServedWeights::Snapshots(const ipc::GetSnapshots& message,
+                                                        const Alive& alive) {
   THALWEG_ASSIGN_OR_RETURN(SnapshotReport found, shards_.Snapshots({}, Now() + patience_));
   const bool has_begun = message.action == SnapshotAction::kTake && !found.is_writing;
-  if (has_begun || message.action == SnapshotAction::kRestore) {
-    SnapshotCall call{message.action, message.id};
-    if (!found.complete.empty()) call.common = found.complete.back();
+  SnapshotCall call{message.action, message.id};
+  if (!found.complete.empty()) call.common = found.complete.back();
+  if (has_begun) {
     THALWEG_ASSIGN_OR_RETURN(found, shards_.Snapshots(call, Now() + patience_));
+  }
+  if (call.action == SnapshotAction::kRestore) {
+    THALWEG_ASSIGN_OR_RETURN(found, Restore(call, alive));
   }
   found.has_begun = has_begun;
   return ipc::Snapshots{std::move(found)};
+}
+
+absl::StatusOr<SnapshotReport> ServedWeights::Restore(const SnapshotCall& call,
+                                                      const Alive& alive) {
+  Mutex mutex;
+  CondVar changed;
+  std::optional<absl::StatusOr<SnapshotReport>> found;
+  const Thread restoring("restore", [&] {
+    auto answer = shards_.Snapshots(call, Now() + restoring_);
+    MutexLock lock(mutex);
+    found = std::move(answer);
+    changed.NotifyAll();
+  });
+  while (true) {
+    {
+      MutexLock lock(mutex);
+      if (changed.WaitUntil(mutex, Now() + patience_ / 8, [&] { return found.has_value(); })) break;
+    }
+    alive();
+  }
+  return *std::move(found);
 }
 
 absl::StatusOr<std::shared_ptr<NodeBucket>> ServedWeights::Find(BucketId id) const {

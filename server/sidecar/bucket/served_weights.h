@@ -18,24 +18,27 @@
 
 namespace thalweg {
 
-// Thread-safe. Calls block while shards answer, each time for `patience` at most.
+// Thread-safe. Calls block while shards answer, each time for `patience` at most, and while they
+// read snapshots of any size for `restoring`.
 class ServedWeights {
  public:
   // Buckets and shards must outlive this.
-  ServedWeights(const BucketTable& buckets, ShardGroup& shards, Duration patience)
-      : buckets_(buckets), shards_(shards), patience_(patience) {}
+  ServedWeights(const BucketTable& buckets, ShardGroup& shards, Duration patience,
+                Duration restoring)
+      : buckets_(buckets), shards_(shards), patience_(patience), restoring_(restoring) {}
 
   // The worker called `owner` has announced settings: the first one's go to the shards.
   // InvalidArgument: other workers of the node, or other nodes, have announced different ones.
   absl::Status SetSettings(const std::string& owner, const ipc::SetSettings& message);
 
-  // Does what a worker asks of snapshots, with all shards: takes one if none of them is writing,
-  // restores one, or only lists what all have.
-  absl::StatusOr<ipc::Snapshots> Snapshots(const ipc::GetSnapshots& message);
-
-  // Both call `alive` from time to time. FailedPrecondition: there is no such bucket, a round of it
-  // is in flight, or its weights have been written in part only.
+  // This and the next two call `alive` from time to time. Does what a worker asks of snapshots,
+  // with all shards: takes one if none of them is writing, restores one, or only lists what all
+  // have.
   using Alive = std::function<void()>;
+  absl::StatusOr<ipc::Snapshots> Snapshots(const ipc::GetSnapshots& message, const Alive& alive);
+
+  // FailedPrecondition: there is no such bucket, a round of it is in flight, or its weights have
+  // been written in part only.
   // Returns the answer, and the arena that goes with it.
   absl::StatusOr<std::pair<ipc::Weights, BucketArena>> Read(const ipc::GetWeights& message,
                                                             const Alive& alive);
@@ -45,10 +48,11 @@ class ServedWeights {
  private:
   // Returns the bucket, whose weights are on the shards and not in use.
   absl::StatusOr<std::shared_ptr<NodeBucket>> Find(BucketId id) const;
+  absl::StatusOr<SnapshotReport> Restore(const SnapshotCall& call, const Alive& alive);
 
   const BucketTable& buckets_;
   ShardGroup& shards_;
-  const Duration patience_;
+  const Duration patience_, restoring_;
 
   Mutex mutex_;
   StepSettings settings_ ABSL_GUARDED_BY(mutex_);

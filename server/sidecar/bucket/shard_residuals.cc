@@ -7,7 +7,8 @@
 
 namespace thalweg {
 
-absl::Status ReadShardResiduals(ShardGroup& shards, BucketCodec& codec, Duration timeout) {
+absl::Status ReadShardResiduals(ShardGroup& shards, BucketCodec& codec, Duration timeout,
+                                const std::function<void()>& alive) {
   const Part* part = codec.PartWithShardResiduals();
   if (part == nullptr || part->round == 0) return absl::OkStatus();
   for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
@@ -15,6 +16,7 @@ absl::Status ReadShardResiduals(ShardGroup& shards, BucketCodec& codec, Duration
         const std::vector<float> residual,
         shards.ReadResidual(part->shard_of_chunk[chunk], part->bucket.id, chunk, Now() + timeout));
     if (!residual.empty()) codec.KeepShardResidual(chunk, residual);
+    alive();
   }
   return absl::OkStatus();
 }

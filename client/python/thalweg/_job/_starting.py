@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
-from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
 from thalweg import _binaries
-from thalweg._job import _addresses, _collectives, _processes, _rendezvous, _topology
+from thalweg._job import (
+    _addresses,
+    _collectives,
+    _failing,
+    _processes,
+    _rendezvous,
+    _topology,
+)
 from thalweg._job._topology import Introduction
 from thalweg._settings import _config
 from thalweg._settings._config import Network
@@ -26,8 +30,6 @@ _log = logging.getLogger("thalweg")
 _SUN_PATH_MAX = 107
 # Sidecars that this process has started, until they end.
 _started: list[_processes.Server] = []
-# The number of this process if it is a child of multiprocessing that ends with an exception.
-_failed: set[int] = set()
 
 
 def find_sidecars(
@@ -117,7 +119,7 @@ def _start_in(folder: str, worker: Introduction, listen: str) -> str:
         raise
     _started[:] = [*(other for other in _started if other.process.poll() is None), server]
     if listen:
-        _note_failures()
+        _failing.note_failures()
         # Finalizers run in reverse order at exit: the sessions with the sidecar are closed by then.
         weakref.finalize(server, _await_end, server.process, worker.timeout)
     else:
@@ -131,30 +133,13 @@ def _let_run(sidecar: subprocess.Popen[bytes]) -> None:
         sidecar.returncode = 0
 
 
-@functools.cache
-def _note_failures() -> None:
-    """Lets a child of multiprocessing know at its exit whether it ends with an exception.
-
-    torch.multiprocessing.spawn catches what a worker raises and calls sys.exit(1), which leaves no
-    sys.last_value. multiprocessing calls its finalizers while that exception is on its way; a main
-    process calls them afterwards.
-    """
-    multiprocessing_util.Finalize(None, _note_failure, exitpriority=0)
-
-
-def _note_failure() -> None:
-    error = sys.exc_info()[1]
-    if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
-        _failed.add(os.getpid())
-
-
 def _await_end(sidecar: subprocess.Popen[bytes], timeout: float) -> None:
     """Waits until the other nodes have left the shard of a sidecar, which then ends.
 
     A container ends with its first process, and takes the sidecar along. A process that fails
     does not wait, so that its launcher hears of it.
     """
-    if getattr(sys, "last_value", None) is not None or os.getpid() in _failed:
+    if _failing.is_failing():
         return
     try:
         sidecar.wait(timeout)

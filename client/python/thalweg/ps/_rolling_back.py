@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from thalweg import _C
 from thalweg._job import _collectives
@@ -47,7 +48,7 @@ def roll_back(
         try:
             step = _try(serving, snapshots, rejoin, meeting)
         except (RuntimeError, OSError) as error:
-            serving.close()
+            serving.close(gives_up=True)
             if not _collectives.gather(time.monotonic() < deadline, meeting)[0]:
                 raise RuntimeError(
                     f"{why}; and the job could not go back to a snapshot: {error}"
@@ -55,7 +56,7 @@ def roll_back(
             time.sleep(_PAUSE)
             continue
         if step is None:
-            serving.close()
+            serving.close(gives_up=True)
             raise RuntimeError(f"{why}; and there is no snapshot yet that all shards have")
         snapshots.go_on_from(step)
         return step
@@ -68,11 +69,27 @@ def _try(
     session = rejoin().session
     connect = functools.partial(_connect, serving, session)
     seen = min(_collectives.gather_made(connect, meeting))
-    restored = functools.partial(restore, session, seen, meeting.timeout)
-    step = _collectives.gather_made(restored if meeting.rank == 0 else _nothing, meeting)[0]
+    step = _restored(functools.partial(restore, session, seen, meeting.timeout), meeting)
     if step is not None:
         _collectives.gather_made(functools.partial(serving.fetch, step), meeting)
     return step
+
+
+def _restored(restore_latest: Callable[[], int | None], meeting: Meeting) -> int | None:
+    """Returns what the first worker's call returns, which takes as long as shards read their files:
+    the others hear from time to time that it goes on.
+    """
+    pool = ThreadPoolExecutor(1)
+    call = pool.submit(restore_latest) if meeting.rank == 0 else None
+    try:
+        is_over = False
+        while not is_over:
+            if call is not None:
+                wait([call], meeting.timeout / 2)
+            is_over = all(_collectives.gather(call is None or call.done(), meeting))
+    finally:
+        pool.shutdown(wait=False)
+    return _collectives.gather_made(_nothing if call is None else call.result, meeting)[0]
 
 
 def _connect(serving: Serving, session: _C.Session) -> int:

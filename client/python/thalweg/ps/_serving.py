@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from thalweg._torch import _precision
 from thalweg.ps import _step_faults
 from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket
-from thalweg.ps._leaving import leave
+from thalweg.ps._leaving import leaving
 from thalweg.ps._left import is_unused, left, sparse_fault
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
@@ -68,7 +67,7 @@ class Serving:
     def _enter(self, session: _C.Session) -> None:
         """Begins in a session whose buckets are empty."""
         self._session = session
-        self._finalizer = weakref.finalize(self, leave, session, os.getpid(), self._arrivals)
+        self._finalizer = leaving(self, session, self._arrivals, keeps=bool(self._snapshots))
         self._end_step()
         self._arrivals.forget()
         last = self._apart.series if self._apart else 0
@@ -114,7 +113,10 @@ class Serving:
         """Returns what the session has counted, and how long this worker has waited for weights."""
         return _precision.shown(self._session.stats()) | self._arrivals.stats()
 
-    def close(self) -> None:
+    def close(self, *, gives_up: bool = False) -> None:
+        """Leaves the job. Snapshots stay where the worker gives up, which waits for nothing."""
+        if gives_up:
+            (self._session.abort if self._snapshots else self._session.close)()
         self._finalizer()
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
@@ -294,6 +296,5 @@ class Serving:
             self.fail(_step_faults.OTHER_SETTINGS)
 
     def fail(self, why: str) -> None:
-        self._session.close()  # so that nothing is waited for
-        self.close()
+        self.close(gives_up=True)
         raise RuntimeError(f"thalweg: {why}{without(self.asked_by)}")
