@@ -121,11 +121,13 @@ def test_values_of_any_kind_are_gathered_again_and_again(store):
     assert each_of([0, 1, 2], work) == [gathered] * 3
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-def test_worker_that_hangs_is_named_to_the_others_within_the_timeout(store, absent):
+# Rank 0 names all that have not come, also if they are only late.
+@pytest.mark.parametrize(("absent", "timeout"), [(0, 0.1), (1, 2.5)])
+def test_worker_that_hangs_is_named_to_the_others_within_the_timeout(store, absent, timeout):
     ranks = [rank for rank in range(3) if rank != absent]
-    errors = each_of(ranks, lambda meeting: _collectives.gather(1, meeting), timeout=0.1)
-    text = f"thalweg: rank {absent} has not come to the others inside attach() within 0.2 s"
+    errors = each_of(ranks, lambda meeting: _collectives.gather(1, meeting), timeout=timeout)
+    within = f"within {2 * timeout:g} s"
+    text = f"thalweg: rank {absent} has not come to the others inside attach() {within}"
     assert [type(error) for error in errors] == [TimeoutError] * 2
     assert all(str(error).startswith(text) for error in errors)
 
@@ -150,8 +152,8 @@ def test_what_was_made_is_closed_where_another_worker_hangs(store):
 
 
 def test_attach_names_a_worker_that_hangs_within_it(tmp_path):
-    env = {"THALWEG_TIMEOUT": "1"}
+    env = {"THALWEG_TIMEOUT": "5"}
     first, _ = run_workers("hanging_worker.py", 2, Path(tmp_path), timeout=90, **env)
     assert first == "TimeoutError: thalweg: rank 1 has not come to the others inside attach() " + (
-        "within 2 s (THALWEG_TIMEOUT)"
+        "within 10 s (THALWEG_TIMEOUT)"
     )

@@ -60,6 +60,7 @@ def test_death_is_reported_with_the_signal(crew):
 
 
 def test_who_hangs_is_named(crew):
+    crew.call("add", 0, seconds=20)  # both have started
     with pytest.raises(BenchError, match=r"no answer within 1 s to 'hang' from: worker 1$"):
         crew.call("hang", seconds=1)
 
