@@ -33,8 +33,8 @@ SLOW_BYTES = 4 << 20
 SLOW_FACTOR = 10
 RATE = 100_000_000
 ROUNDS = 2
-TIMEOUT = 5.0
-CUT_BYTES = 16 << 20
+TIMEOUT = 12.0
+CUT_BYTES = 64 << 20
 CUT_SECONDS = 5.0
 _WAIT = re.compile(
     r'^thalweg_sidecar_shard_wait_seconds_total\{shard="(\d+)"\} (\S+)$', re.MULTILINE
@@ -91,7 +91,7 @@ def stopped_aggregator() -> dict[str, Any]:
         cluster.call("open", "thalweg", size)
         cluster.measure("thalweg", 0, None)
         os.kill(cluster.server("shard1").process.pid, signal.SIGSTOP)
-        told = cluster.crew.call("run_failing", seconds=10 * TIMEOUT)
+        told = cluster.crew.call("run_failing", seconds=5 * TIMEOUT)
         return {"told": told}
 
 

@@ -62,8 +62,8 @@ def test_stopped_aggregator_is_named_to_every_worker_within_the_deadline(tmp_pat
     assert len(told) == 4
     for seconds, message in told:
         assert "shard 1" in message
-        # A busy machine may need another second; the timers of connections take 15 s and more.
-        assert seconds <= 2 * load.TIMEOUT
+        # A busy machine may need some more; the timers of connections take 15 s and more.
+        assert seconds <= load.TIMEOUT + 2.5
 
 
 def test_partition_of_five_seconds_in_a_round_only_makes_it_longer(tmp_path):

@@ -1,6 +1,7 @@
 """Tests what jobs say, and when, whose hosts cannot reach each other's shards."""
 
 import os
+import re
 
 import pytest
 import torchrun
@@ -12,16 +13,20 @@ pytestmark = [
 
 PORT = 7000
 TIMEOUT = 5
+# Half a second of the time is kept for finding out why; a busy machine may have used more before.
+MOST_SECONDS = r"([1-3](\.\d)?|4(\.[0-5])?)"
 
 
 def assert_refused(ended, *words):
-    """Fails unless all hosts have failed with an error that has all words, and are gone."""
+    """Fails unless all hosts have failed with an error that has all words, some of which may be
+    patterns, and are gone.
+    """
     for host in ended["hosts"]:
         assert host["code"] == 1, host["output"]
         errors = [line for line in host["output"].splitlines() if "Error: thalweg: " in line]
         assert errors, host["output"]
         for word in words:
-            assert word in errors[-1]
+            assert re.search(word if isinstance(word, re.Pattern) else re.escape(word), errors[-1])
     assert ended["left"] == []
 
 
@@ -34,8 +39,7 @@ def test_firewall_that_drops_ends_the_job_in_time_with_both_addresses_and_what_t
     ended = torchrun.run(tmp_path, env, hosts=2, dropped={"node1": PORT})
     assert_refused(
         ended,
-        # Half a second of the time is kept for finding out why.
-        f"10.77.0.2:{PORT} cannot be reached within {TIMEOUT - 0.5} s",
+        re.compile(rf"10\.77\.0\.2:{PORT} cannot be reached within {MOST_SECONDS} s"),
         f"node 0 (node0), at 10.77.0.1:{PORT}, must reach node 1 (node1) at 10.77.0.2:{PORT}",
         "THALWEG_INTERFACE",
         "THALWEG_SHARD_PORTS in firewalls",
