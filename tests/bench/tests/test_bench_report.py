@@ -1,6 +1,7 @@
 """Tests the targets, tables and plots of measurements, and how a suite handles failing cases."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -245,6 +246,21 @@ def test_sigterm_ends_the_command_too():
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
         assert process.stdout.read() == b""  # nobody has it open any more
+
+
+def test_sigterm_while_the_command_starts_ends_it(monkeypatch):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(SystemExit, match="143"):
+        run_watched([sys.executable, "-c", "import time; time.sleep(100)"], 90)
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def test_exit_code_of_a_command_is_told_and_an_interrupt_passed_on():

@@ -36,25 +36,32 @@ def run_watched(
     its errors; default: it is shown.
     """
     preexec = die_with_parent(signal.SIGTERM)
-    old = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    with subprocess.Popen(
-        argv,
-        env=os.environ | dict(env or {}),
-        stdout=output,
-        stderr=output if quiet else None,
-        preexec_fn=preexec,
-    ) as process:
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"it did not end within {seconds:.0f} s") from None
-        finally:
-            process.terminate()
+    told: list[int] = []
+    # While the command starts, an exception would leave it running.
+    old = signal.signal(signal.SIGTERM, lambda signum, _: told.append(signum))
+    try:
+        with subprocess.Popen(
+            argv,
+            env=os.environ | dict(env or {}),
+            stdout=output,
+            stderr=output if quiet else None,
+            preexec_fn=preexec,
+        ) as process:
             try:
-                process.wait(_GRACE_SECONDS)
+                signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+                if told:
+                    sys.exit(128 + told[0])
+                code = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                process.kill()
-            signal.signal(signal.SIGTERM, old)
+                raise BenchError(f"it did not end within {seconds:.0f} s") from None
+            finally:
+                process.terminate()
+                try:
+                    process.wait(_GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    finally:
+        signal.signal(signal.SIGTERM, old)
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if code != 0:
