@@ -16,7 +16,7 @@ from ports import free_port
 
 from thalweg import _C
 
-PATIENCE = 10.0  # of workers that wait for what does not come
+PATIENCE = 20.0  # of workers that wait for what does not come
 LONG = 30.0  # of workers that must hear at once what is wrong, and say so if they wait instead
 AT_ONCE = 15.0  # on a busy machine
 

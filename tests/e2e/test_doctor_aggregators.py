@@ -79,7 +79,7 @@ def test_error_of_a_job_asks_what_the_port_is(ports, tmp_path, port, asked):
         for _ in range(2):
             cluster.add_sidecar(aggregators=ports[0][port])
         sockets = [sidecar.address for sidecar in cluster.sidecars]
-        env = {"THALWEG_CODEC": "fp16", "THALWEG_TIMEOUT": "10"}
+        env = {"THALWEG_CODEC": "fp16", "THALWEG_TIMEOUT": "20"}
         job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
         workers = job.wait()
     for worker in workers:

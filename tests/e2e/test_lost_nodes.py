@@ -20,7 +20,7 @@ STEPS_BEFORE = 40
 def begin(cluster, tmp_path, nodes_left, env=None):
     """Starts a job of as many workers as nodes, and waits until it has done some steps."""
     sidecars = [cluster.add_sidecar().address for _ in range(NODES)]
-    variables = {"NODES_LEFT": str(nodes_left), "THALWEG_LOSS_GRACE": "1", **(env or {})}
+    variables = {"NODES_LEFT": str(nodes_left), "THALWEG_LOSS_GRACE": "4", **(env or {})}
     variables["SHARDS"] = ",".join(shard.http for shard in cluster.aggregators)
     job = Job("train", cluster, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
     name = "thalweg_sidecar_buckets_total"

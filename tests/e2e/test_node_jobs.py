@@ -137,8 +137,8 @@ def test_sidecar_that_dies_and_stays_away_fails_all_workers_of_its_node_with_the
 @pytest.mark.parametrize(
     "nodes, step_timeout, reason",
     [
-        ([0, 0], 4, "rank 0 did not hand over a gradient, for which rank 1 of the same node waits"),
-        ([0, 0, 1], 10, "waited 8 s for node 0"),  # a shard loses its patience first
+        ([0, 0], 8, "rank 0 did not hand over a gradient, for which rank 1 of the same node waits"),
+        ([0, 0, 1], 20, "waited 16 s for node 0"),  # a shard loses its patience first
     ],
     ids=["one node", "two nodes"],
 )
