@@ -48,8 +48,9 @@ def test_slow_node_holds_up_nobody_and_weights_are_the_fold_of_all_pushes(
     updates = checked(tmp_path, 2, optimizer)
     for each in updates.values():
         assert len(each) == 40 + 4
-    # The slow one's gradients lack some ten steps of the fast one each; metrics say whose they are.
-    assert sum(stale) >= 3 * 9 * len(updates)
+    # The slow one's last gradient comes after 30 steps of the fast one, each of which one of its
+    # gradients lacks; metrics say whose they are.
+    assert sum(stale) >= 30 * len(updates)
 
 
 def test_stale_push_counts_less_where_rates_are_delay_aware(tmp_path):
@@ -57,7 +58,8 @@ def test_stale_push_counts_less_where_rates_are_delay_aware(tmp_path):
         env = {"MODE": "async", "LAG": "10", "STEPS": "40", "DELAY_AWARE": "1"}
         start(cluster, tmp_path, "slow_one", **env).results()
     updates = checked(tmp_path, 2, delay_aware=True)
-    assert max(history.staleness(next(iter(updates.values())))) >= 9
+    # Its four gradients lack some thirty steps between them: one of them lacks eight.
+    assert max(history.staleness(next(iter(updates.values())))) >= 8
     problems, _ = history.check_records(
         *(tmp_path / "records", tmp_path / "traces", 2, "sgd", OPTIONS["sgd"])
     )

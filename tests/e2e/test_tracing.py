@@ -65,7 +65,7 @@ SERVED = textwrap.dedent("""
     lamb.close()
     dist.destroy_process_group()
 """)
-TORCH_WRONG_US = 250_000  # for clocks read on a busy machine; a wrong convention would be years off
+TORCH_WRONG_US = 2_000_000  # clocks of a busy machine; a wrong convention would be years off
 
 
 def run(folder: Path, tmp_path: Path, codec: str, command: list[str], text: str = SCRIPT) -> Path:
@@ -88,9 +88,10 @@ def test_cluster_with_two_shards_has_every_phase_and_torch_fits_in(tmp_path, cap
     assert sorted(trace.program for trace in found) == 2 * ["aggregator"] + 2 * ["sidecar"] + 2 * [
         "worker"
     ]
-    # All programs read one clock here, so a comparison's result is at most its error.
+    # Of five comparisons with either shard some may fail on a busy machine. All programs read one
+    # clock here, so a comparison's result is at most its error.
     for trace in found:
-        assert len(trace.offsets) >= (10 if trace.program == "sidecar" else 0)
+        assert len(trace.offsets) >= (8 if trace.program == "sidecar" else 0)
         assert {offset.clock for offset in trace.offsets} <= {trace.clock}
         assert all(abs(offset.nanos) <= offset.error for offset in trace.offsets)
 
