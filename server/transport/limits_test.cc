@@ -33,6 +33,7 @@ namespace thalweg::limits_test {
 namespace {
 
 constexpr Duration kShort = std::chrono::seconds(1);
+constexpr Duration kLonger = std::chrono::seconds(4);  // within which a peer must come so far
 constexpr uint64_t kMostThreads = 64;
 
 // Returns a number of /proc/self/status, such as "Threads:".
@@ -245,7 +246,7 @@ TEST_F(LimitsTest, StreamsAndCallsThatAreResetAtOnceTakeNoThreads) {
 }
 
 TEST_F(LimitsTest, NodeThatReadsNothingLosesItsStream) {
-  const auto server = Start({.patience = kShort});
+  const auto server = Start({.patience = kLonger});
   const auto data = std::make_shared<std::string>(16 << 20, 'x');
   const Payload payload(std::as_bytes(std::span(*data)), data);
   for (const bool job_fails : {false, true}) {
@@ -348,7 +349,7 @@ TEST_F(LimitsTest, SnapshotsThatAreRestoredLeaveThreadsForOthers) {
 }
 
 TEST_F(LimitsTest, ConnectionWithoutACallOrStreamIsClosed) {
-  const auto server = Start({.idle = kShort});
+  const auto server = Start({.idle = kLonger});
   HealthyNode healthy(*server, metrics_);
   Idle idle;
   idle.Connect(*server);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -155,9 +156,16 @@ TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
     }
   }
   EXPECT_EQ(shard_.contributions.Get().size(), kNodes * 12u);
-  const auto leaves = shard_.leaves.Get();
-  ASSERT_EQ(leaves.size(), kNodes);  // of each node, and not once more at the end of its streams
-  for (const auto& [node, reason] : leaves) EXPECT_TRUE(reason.ok()) << reason;
+  EXPECT_EQ(shard_.leaves.WaitFor(kNodes).size(), kNodes);
+  server_->Stop(Duration::zero());
+  // Each node leaves, and not once more at the end of its streams. On a busy machine it may have no
+  // time to say so.
+  std::set<uint32_t> left;
+  for (const auto& [node, reason] : shard_.leaves.Get()) {
+    EXPECT_TRUE(left.insert(node).second) << node;
+    EXPECT_TRUE(reason.ok() || absl::IsUnavailable(reason)) << reason;
+  }
+  EXPECT_EQ(left.size(), kNodes);
 }
 
 }  // namespace

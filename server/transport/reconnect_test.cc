@@ -246,7 +246,7 @@ TEST_F(ReconnectTest, StoppingServerFailsTheNodeAtOnce) {
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
   ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   const TimePoint begin = Now();
-  server_->Stop(Duration::zero());
+  server_->Stop(kTestPatience);
   const auto failures = events_->failures.WaitFor(1);
   EXPECT_LT(Now() - begin, seconds(20));
   ASSERT_EQ(failures.size(), 1u);

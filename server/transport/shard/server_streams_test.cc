@@ -282,7 +282,7 @@ TEST_F(ServerStreamsTest, StoppingServerTellsTheSameReasonOnEveryStream) {
   ExpectEcho(*first, 0);
   const auto second = Opened(1, 2);
   ExpectEcho(*second, 1);
-  server_->Stop(Duration::zero());
+  server_->Stop(kTestPatience);
   for (const auto& stream : {first.get(), second.get()}) {
     const grpc::Status status = stream->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
