@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/core/connects.h"
 #include "core/ipc/listener.h"
 
@@ -115,7 +117,7 @@ TEST_F(SidecarSessionTest, AbortTellsTheSidecarAndEndsWhatIsInFlight) {
 TEST(SessionConnectTest, CancelledConnectDoesNotWaitForTheOthers) {
   SessionOptions options;
   options.job = "job";
-  options.sidecar_path = ::testing::TempDir() + "session_connect.sock";
+  options.sidecar_path = absl::StrCat(::testing::TempDir(), "session_connect", getpid(), ".sock");
   options.timeout = kPatience;
   const auto listener = Listener::Bind(options.sidecar_path);
   ASSERT_TRUE(listener.ok()) << listener.status();

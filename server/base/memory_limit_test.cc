@@ -1,6 +1,7 @@
 #include "server/base/memory_limit.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -21,8 +22,9 @@ class MemoryLimitTest : public ::testing::Test {
     std::ofstream(file) << text;
   }
 
-  const std::string root_ =
-      ::testing::TempDir() + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string root_ = ::testing::TempDir() +
+                            ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+                            std::to_string(getpid());
 };
 
 TEST_F(MemoryLimitTest, MachineIsTheLimitWithoutGroups) {

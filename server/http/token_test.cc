@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 
 namespace thalweg::token_test {
 namespace {
@@ -35,7 +37,7 @@ TEST(TokenTest, EverythingElseIsRefused) {
 }
 
 TEST(TokenTest, FilesAreReadWithoutTheSpaceAround) {
-  const std::string path = ::testing::TempDir() + "/token_test";
+  const std::string path = absl::StrCat(::testing::TempDir(), "/token_test", getpid());
   std::ofstream(path) << "  s3cret\n";
   EXPECT_EQ(ReadToken(path).value(), "s3cret");
   std::ofstream(path) << " \n";

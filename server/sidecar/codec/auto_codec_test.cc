@@ -188,10 +188,10 @@ TEST(CodecCostsTest, EveryStageOfEveryCodecTakesTime) {
   const std::vector<CodecCost> costs = MeasureCosts(codecs, /*num_nodes=*/100, /*threads=*/2);
   ASSERT_EQ(costs.size(), codecs.size());
   for (size_t i = 0; i < codecs.size(); ++i) {
-    // Between a hundred bytes per cycle and ten thousand cycles per byte.
+    // Between a hundred bytes per cycle and a hundred thousand cycles per byte.
     for (const double seconds : {costs[i].node, costs[i].shard}) {
       EXPECT_GT(seconds, 1e-12) << codecs[i].Name();
-      EXPECT_LT(seconds, 1e-5) << codecs[i].Name();
+      EXPECT_LT(seconds, 1e-4) << codecs[i].Name();
     }
     EXPECT_EQ(costs[i].factors > 0, codecs[i].kind == CodecKind::kPowerSgd) << codecs[i].Name();
   }

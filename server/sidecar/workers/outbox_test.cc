@@ -23,6 +23,8 @@ class OutboxTest : public ::testing::Test {
   void Open(Outbox::Limits limits) {
     int fds[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    constexpr int kTaken = 100'000;  // bytes; the kernel doubles it
+    ASSERT_EQ(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &kTaken, sizeof kTaken), 0);
     worker_ = std::make_unique<Connection>(UniqueFd(fds[1]));
     outbox_ = std::make_unique<Outbox>(std::make_shared<Connection>(UniqueFd(fds[0])), limits,
                                        [this](const absl::Status& why) { stuck_.set_value(why); });
