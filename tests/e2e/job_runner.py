@@ -41,11 +41,13 @@ def run_joined(
 def meet() -> None:
     """Returns when all workers have called it, once in a job. What fails a job then finds none of
     them in the barrier, or in the step, that came before: they may return from one at different
-    times.
+    times. Rank 0, whose end is the store's, returns last.
     """
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"met {dist.get_rank()}", "")
-    store.wait([f"met {rank}" for rank in range(dist.get_world_size())])
+    for done in ("met", "left"):
+        store.set(f"{done} {dist.get_rank()}", "")
+        if done == "met" or dist.get_rank() == 0:
+            store.wait([f"{done} {rank}" for rank in range(dist.get_world_size())])
 
 
 def sent_bytes() -> float:

@@ -239,26 +239,24 @@ def negated() -> list[float]:
 
 def deserted() -> str:
     """Rank 1 does not come to the second collective; returns the error of the others."""
-    store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     if dist.get_rank() == 1:
-        store.wait(["deserted"], timedelta(seconds=60))
+        job_runner.meet()  # which is when the others have their errors
         return ""
     options = _patient(dist.AllreduceOptions())
     error = outcome(lambda: dist.group.WORLD.allreduce([torch.ones(3)], options).wait())
-    store.set("deserted", "1")
+    job_runner.meet()
     return error
 
 
 def group_of_one_rank() -> str:
     """Rank 1 does not come to the making of a group; returns the error of the others."""
-    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
-        store.wait(["alone"])
+        job_runner.meet()
         return ""
     patience = timedelta(seconds=4)
     error = outcome(lambda: dist.new_group(backend="thalweg", timeout=patience))
-    store.set("alone", "1")
+    job_runner.meet()
     return error
 
 
