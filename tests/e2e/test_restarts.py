@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import reconnecting_jobs
 from harness import DEADLINE, Job, metric, servers
+from ports import free_port
 
 JOBS = Path(reconnecting_jobs.__file__)
 KILLS = 4
@@ -28,6 +29,12 @@ def returns(cluster):
     return [metric(sidecar, name) for sidecar in cluster.sidecars]
 
 
+def two_shards(cluster):
+    """Adds aggregators whose ports are given to nobody else when they are killed."""
+    for _ in range(2):
+        cluster.add_aggregator(listen=f"127.0.0.1:{free_port()}")
+
+
 def train(cluster, folder, codec, steps=None, env=PATIENT):
     """Starts a job; without `steps` it goes on until there is a file `over` in `folder`."""
     folder.mkdir()
@@ -41,7 +48,8 @@ def train(cluster, folder, codec, steps=None, env=PATIENT):
 @pytest.mark.parametrize("codec", ["fp32", "onebit", "powersgd:rank=2,start=2"])
 def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
     pauses = []
-    with servers(shards=2) as cluster:
+    with servers() as cluster:
+        two_shards(cluster)
         job = train(cluster, tmp_path / "restarted", codec)
         for kill in range(1, KILLS + 1):
             job.await_rounds(ROUNDS)
@@ -74,7 +82,8 @@ def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
 @pytest.mark.timeout(900)
 def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path):
     patience, pauses, parameters = 300.0, [], []
-    with servers(shards=2) as cluster:
+    with servers() as cluster:
+        two_shards(cluster)
         sidecars = [cluster.add_sidecar(env=PATIENT).address for _ in range(2)]
         for kills in (0, KILLS):
             folder = tmp_path / str(kills)
@@ -98,7 +107,8 @@ def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path
 
 
 def test_aggregator_that_does_not_come_back_is_named(tmp_path):
-    with servers(shards=2) as cluster:
+    with servers() as cluster:
+        two_shards(cluster)
         job = train(cluster, tmp_path / "job", "fp32", env={"THALWEG_RECONNECT": "1"})
         job.await_rounds(ROUNDS)
         address = cluster.kill_aggregator(1)

@@ -10,6 +10,7 @@ import on_nodes
 import pytest
 from breaking_proxy import proxy
 from harness import Job, servers
+from ports import free_port
 
 JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 run = functools.partial(on_nodes.run, JOBS)
@@ -90,7 +91,8 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
 
 @pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
 def test_restarted_shard_has_lost_its_weights_and_says_so_to_all(clip, tmp_path):
-    with servers(shards=2) as cluster:
+    with servers(shards=1) as cluster:
+        cluster.add_aggregator(listen=f"127.0.0.1:{free_port()}")
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
         job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=clip, jobs=JOBS)
         job.await_rounds(50)

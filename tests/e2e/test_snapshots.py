@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import snapshot_jobs
 from harness import Job, metric, servers
+from ports import free_port
 
 JOBS = Path(snapshot_jobs.__file__)
 EVERY = 5
@@ -37,7 +38,8 @@ class Cluster:
         self.over = tmp_path / "over"
         self.folders = [tmp_path / f"state{number}" for number in range(shards)]
         for folder in self.folders:
-            running.add_aggregator("--state-dir", str(folder))
+            place = f"127.0.0.1:{free_port()}"  # where another one may take its place
+            running.add_aggregator("--state-dir", str(folder), listen=place)
         sidecars = [running.add_sidecar(env={"THALWEG_RECONNECT": "2"}).address for _ in range(2)]
         self.progress = tmp_path / "progress"
         variables = {"EVERY": str(EVERY), "PROGRESS": str(self.progress)} | env
