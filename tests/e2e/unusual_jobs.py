@@ -198,7 +198,7 @@ def late_to_build() -> dict[str, Any]:
     """The rank LATE builds its module later than THALWEG_TIMEOUT, with the weights of all."""
     torch.manual_seed(0)
     if dist.get_rank() == int(os.environ["LATE"]):
-        pass_time(1.25 * float(os.environ["THALWEG_TIMEOUT"]))
+        pass_time(2.5 * float(os.environ["THALWEG_TIMEOUT"]))
     model = wrap(torch.nn.Linear(WIDTH, 1), init_sync=False)
     loss(model(torch.ones(4, WIDTH))).backward()
     return seen(model, digest(model))
