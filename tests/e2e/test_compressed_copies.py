@@ -29,7 +29,7 @@ MOST = 2 / 3
 def ran(tmp_path_factory):
     """Returns what two nodes of two workers did, of each rank, and what they said."""
     folder = tmp_path_factory.mktemp("copies")
-    return outputs(NAMES, folder, (2, 2))
+    return outputs(NAMES, folder, (2, 2), seconds=200)
 
 
 @pytest.fixture(scope="module")

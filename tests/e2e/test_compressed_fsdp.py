@@ -19,13 +19,14 @@ ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_
 @pytest.fixture(scope="module")
 def fours(tmp_path_factory):
     """Returns what two nodes of two workers did, of each rank, with rows in several parts."""
-    return outputs(ALL, tmp_path_factory.mktemp("fours"), (2, 2), PART="1024")[0]
+    folder = tmp_path_factory.mktemp("fours")
+    return outputs(ALL, folder, (2, 2), seconds=200, PART="1024")[0]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     names = "whole_numbers+feedback+resumed+variants+carried"
-    return outputs(names, tmp_path_factory.mktemp("pairs"), (1, 1))[0]
+    return outputs(names, tmp_path_factory.mktemp("pairs"), (1, 1), seconds=200)[0]
 
 
 @pytest.fixture(params=["pairs", "fours"])

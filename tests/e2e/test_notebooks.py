@@ -87,7 +87,7 @@ def test_workers_that_a_notebook_forks_train_as_with_plain_ddp(cell, tmp_path, m
         monkeypatch.setenv("THALWEG_CODEC", "fp32")
         resources = {"metadata": {"path": str(tmp_path)}}
         NotebookClient(
-            notebook, timeout=DEADLINE, kernel_manager_class=Kernels, resources=resources
+            notebook, timeout=2 * DEADLINE, kernel_manager_class=Kernels, resources=resources
         ).execute()
         for left in (*nothing.folder.glob("torchelastic_*"), *nothing.folder.glob("tmp*")):
             shutil.rmtree(left)  # torch's and Lightning's

@@ -213,7 +213,7 @@ def test_resume_costs_the_loss_nothing_with_the_state_of_all_workers(tmp_path):
         env = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2", str(COST)]
         command += ["--seeds", "2", "--saved", "24", "--checks", "32"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     more = dict(re.findall(r"step 32, (.*?): .* more than without a break: (\S+),", done.stdout))
     assert float(more.pop("without a break")) == 0
@@ -266,7 +266,7 @@ def test_lightnings_trainer_resumes_compressed_from_its_own_checkpoint(tmp_path)
         for steps in ("8", "10"):
             command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2", str(script), steps]
             done = subprocess.run(
-                command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
+                command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=140
             )
             assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
