@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/completions.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -20,8 +22,6 @@ uint64_t SizeOf(const auto& pieces) {
 
 uint64_t ToMillis(Duration timeout) { return static_cast<uint64_t>(ToNanos(timeout) / 1'000'000); }
 
-// The sidecar reports what is late; it may take this long.
-constexpr Duration kGrace = std::chrono::seconds(5);
 // Numbers of groups for callbacks are those of their groups with the lane above these bits.
 constexpr int kLaneShift = 24;
 constexpr int kMaxLanes = 1 << (32 - kLaneShift);
@@ -91,7 +91,10 @@ absl::StatusOr<uint32_t> Collectives::GroupOf(uint32_t group, int lane) {
     nested.number += static_cast<uint32_t>(lane) << kLaneShift;
     if (groups_.contains(nested.number)) return nested.number;
   }
-  absl::StrAppend(&nested.name, " (in callbacks, depth ", lane, ")");
+  const int depth = lane % Completions::kHidden;
+  const std::string stage =
+      lane == depth ? "in callbacks" : absl::StrCat("hidden stage ", lane / Completions::kHidden);
+  absl::StrAppend(&nested.name, " (", stage, ", depth ", depth, ")");
   THALWEG_RETURN_IF_ERROR(MakeGroup(nested));
   return nested.number;
 }
@@ -109,7 +112,9 @@ absl::StatusOr<std::shared_ptr<Collectives::Arena>> Collectives::TakeArena(uint6
       free_.erase(fits);
       return arena;
     }
-    number = ++num_arenas_;
+    if (spare_.empty()) spare_.push_back(++num_arenas_);
+    number = spare_.back();
+    spare_.pop_back();
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena memory, BucketArena::Create("thalweg-given", size, true));
   THALWEG_RETURN_IF_ERROR(tell_(ipc::ShareArena{number, size}, memory.fd()));
@@ -149,7 +154,6 @@ absl::Status Collectives::Start(CollectiveCall call, int lane, Done done) {
                     .from = nullptr,
                     .done = std::move(done),
                     .since = Now(),
-                    .timeout = call.timeout,
                     .is_given = arena == nullptr,
                     .copied = {}};
     THALWEG_RETURN_IF_ERROR(Announce(key, std::move(pending), arena, std::move(message)));
@@ -184,7 +188,6 @@ absl::Status Collectives::Start(PeerCall call, int lane, Done done) {
                   .from = std::move(call.from),
                   .done = std::move(done),
                   .since = Now(),
-                  .timeout = call.timeout,
                   .is_given = true,
                   .copied = {}};
   if (!is_send) pending.got.push_back(call.got);
@@ -294,6 +297,7 @@ absl::Status Collectives::OnTaken(const ipc::Taken& message) {
                                                    message.sequence, " of group ", message.group,
                                                    ", which has given none"));
   }
+  lent->second->last_used = Now();
   free_.push_back(std::move(lent->second));
   lent_.erase(lent);
   return absl::OkStatus();
@@ -332,22 +336,33 @@ std::vector<std::pair<int, Collectives::Done>> Collectives::TakeAll() {
   return all;
 }
 
+absl::Status Collectives::GiveUpIdle(TimePoint now) {
+  std::vector<std::shared_ptr<Arena>> idle;
+  {
+    MutexLock lock(mutex_);
+    const auto rest = std::partition(free_.begin(), free_.end(), [now](const auto& arena) {
+      return now - arena->last_used < kArenaIdleTime;
+    });
+    idle.assign(std::make_move_iterator(rest), std::make_move_iterator(free_.end()));
+    free_.erase(rest, free_.end());
+  }
+  if (idle.empty()) return absl::OkStatus();
+  THALWEG_ASSIGN_OR_RETURN(const BucketArena nothing,
+                           BucketArena::Create("thalweg-nothing", 1, true));
+  for (const auto& arena : idle) {
+    THALWEG_RETURN_IF_ERROR(
+        tell_(ipc::ShareArena{arena->number, nothing.payload_bytes()}, nothing.fd()));
+    MutexLock lock(mutex_);
+    spare_.push_back(arena->number);
+  }
+  return absl::OkStatus();
+}
+
 void Collectives::Release() {
   MutexLock lock(mutex_);
   lent_.clear();
   free_.clear();
   results_.clear();
-}
-
-std::string Collectives::Late(TimePoint now) const {
-  MutexLock lock(mutex_);
-  for (const auto& [key, pending] : pending_) {
-    if (now - pending.since <= pending.timeout + kGrace) continue;
-    const auto group = groups_.find(pending.group);
-    return absl::StrCat(pending.what, " ", key.second, " of group '",
-                        group == groups_.end() ? "" : group->second.name, "'");
-  }
-  return "";
 }
 
 std::optional<TimePoint> Collectives::Since() const {

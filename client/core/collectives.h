@@ -65,10 +65,11 @@ class Collectives {
 
   // Takes everything out that is not finished, with its lane: the session has failed.
   std::vector<std::pair<int, Done>> TakeAll();
+  // Gives arenas up that no collective has had since kArenaIdleTime: the sidecar gets an empty one
+  // in the place of each.
+  absl::Status GiveUpIdle(TimePoint now);
   // Gives up the memory that is shared with the sidecar, which sends nothing any more.
   void Release();
-  // Returns what is late at `now`, e.g. "allreduce 7 of group 'default'"; empty: nothing.
-  std::string Late(TimePoint now) const;
   // Says whether the sidecar knows of a group.
   bool has_groups() const;
   // Returns since when the oldest is in flight; nothing if none is.
@@ -84,7 +85,6 @@ class Collectives {
     std::function<void(uint32_t)> from;
     Done done;
     TimePoint since;
-    Duration timeout{};
     bool is_given = false;  // what this worker gives need not be read any more
     std::map<uint64_t, uint64_t> copied;
   };
@@ -92,6 +92,7 @@ class Collectives {
   struct Arena {
     uint32_t number = 0;
     BucketArena memory;
+    TimePoint last_used = {};
   };
   absl::StatusOr<std::shared_ptr<Arena>> TakeArena(uint64_t bytes);
   // Returns the number of the group whose collectives `lane` begins, making it if necessary.
@@ -114,6 +115,7 @@ class Collectives {
   std::map<Key, std::shared_ptr<Arena>> lent_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Arena>> free_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_arenas_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<uint32_t> spare_ ABSL_GUARDED_BY(mutex_);  // numbers of those that were given up
   std::map<uint32_t, std::shared_ptr<const BucketArena>> results_ ABSL_GUARDED_BY(mutex_);
 };
 

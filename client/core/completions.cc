@@ -14,7 +14,8 @@ struct Place {
   const Completions* owner = nullptr;  // whose lane this thread is; null: of none
   int lane = 0;
   size_t thread = 0;
-  int callbacks = 0;  // that InCallback tells of
+  int callbacks = 0;       // that InCallback tells of
+  bool is_hidden = false;  // what it begins
 };
 thread_local Place here;
 
@@ -22,24 +23,28 @@ thread_local Place here;
 
 Completions::InCallback::InCallback() { ++here.callbacks; }
 Completions::InCallback::~InCallback() { --here.callbacks; }
+Completions::Hidden::Hidden() { here.is_hidden = true; }
+Completions::Hidden::~Hidden() { here.is_hidden = false; }
 
 int Completions::LaneHere() const {
-  if (here.owner == nullptr) return here.callbacks;
-  // The first callback is the lane's own call.
-  return here.lane + std::max(1, here.callbacks);
+  if (here.lane >= kHidden) return here.lane + kHidden;
+  // The first callback of a lane's thread is the lane's own call.
+  const int lane = here.owner == nullptr ? here.callbacks : here.lane + std::max(1, here.callbacks);
+  if (lane >= kHidden) return kOvertaking;
+  return here.is_hidden ? lane + kHidden : lane;
 }
 
-std::deque<Completions::Call>& Completions::CallsOf(size_t lane) {
-  while (lanes_.size() <= lane) {
-    const size_t number = lanes_.size();
-    lanes_.push_back(std::make_unique<Lane>());
+std::deque<Completions::Call>& Completions::CallsOf(size_t number) {
+  std::unique_ptr<Lane>& lane = lanes_[number];
+  if (lane == nullptr) {
+    lane = std::make_unique<Lane>();
     AddThread(number);
   }
-  return lanes_[lane]->calls;
+  return lane->calls;
 }
 
 void Completions::AddThread(size_t number) {
-  Lane& lane = *lanes_[number];
+  Lane& lane = *lanes_.at(number);
   for (const size_t over : std::exchange(lane.over, {})) lane.threads.erase(over);
   const size_t thread = ++lane.current;
   lane.busy_since.reset();
@@ -51,16 +56,16 @@ void Completions::StandInFor(int lane) {
   if (here.owner != this || here.lane != lane) return;
   MutexLock lock(mutex_);
   const auto number = static_cast<size_t>(lane);
-  if (!is_closed_ && here.thread == lanes_[number]->current) AddThread(number);
+  if (!is_closed_ && here.thread == lanes_.at(number)->current) AddThread(number);
 }
 
 void Completions::StandInForLate(TimePoint now, Duration patience) {
   MutexLock lock(mutex_);
-  for (size_t number = 0; !is_closed_ && number < lanes_.size(); ++number) {
-    Lane& lane = *lanes_[number];
-    const bool is_late = lane.busy_since && now - *lane.busy_since > patience;
-    if (!is_late || lane.calls.empty()) continue;
-    lane.late.insert(lane.current);
+  if (is_closed_) return;
+  for (const auto& [number, lane] : lanes_) {
+    const bool is_late = lane->busy_since && now - *lane->busy_since > patience;
+    if (!is_late || lane->calls.empty()) continue;
+    lane->late.insert(lane->current);
     AddThread(number);
   }
 }
@@ -69,7 +74,7 @@ absl::Status Completions::AwaitTurn(TimePoint deadline) {
   if (here.owner != this) return absl::OkStatus();
   MutexLock lock(mutex_);
   const auto is_its_turn = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const std::set<size_t>& late = lanes_[static_cast<size_t>(here.lane)]->late;
+    const std::set<size_t>& late = lanes_.at(static_cast<size_t>(here.lane))->late;
     return is_closed_ || overtakes_ || late.empty() || *late.begin() >= here.thread;
   };
   if (changed_.WaitUntil(mutex_, deadline, is_its_turn)) return absl::OkStatus();
@@ -81,8 +86,7 @@ void Completions::Add(int lane, Call call) {
   {
     MutexLock lock(mutex_);
     if (!is_closed_) {
-      CallsOf(overtakes_ ? lanes_.size() - 1 : static_cast<size_t>(lane))
-          .push_back(std::move(call));
+      CallsOf(overtakes_ ? kOvertaking : static_cast<size_t>(lane)).push_back(std::move(call));
       changed_.NotifyAll();
       return;
     }
@@ -93,9 +97,9 @@ void Completions::Add(int lane, Call call) {
 void Completions::Overtake() {
   MutexLock lock(mutex_);
   if (is_closed_ || overtakes_) return;
-  std::deque<Call>& last = CallsOf(lanes_.size());
-  for (const auto& lane : lanes_) {
-    if (&lane->calls == &last) break;
+  std::deque<Call>& last = CallsOf(kOvertaking);
+  for (const auto& [number, lane] : lanes_) {
+    if (number == kOvertaking) break;
     last.insert(last.end(), std::make_move_iterator(lane->calls.begin()),
                 std::make_move_iterator(lane->calls.end()));
     lane->calls.clear();
@@ -110,7 +114,7 @@ void Completions::Run(size_t number, size_t thread) {
     Call next;
     {
       MutexLock lock(mutex_);
-      Lane& lane = *lanes_[number];
+      Lane& lane = *lanes_.at(number);
       if (lane.late.erase(thread) > 0) changed_.NotifyAll();
       if (thread != lane.current) {
         lane.over.push_back(thread);
@@ -135,16 +139,16 @@ void Completions::Close() {
     MutexLock lock(mutex_);
     is_closed_ = true;
     changed_.NotifyAll();
-    for (const auto& lane : lanes_) {
-      for (auto& [number, thread] : lane->threads) threads.push_back(&thread);
+    for (const auto& [number, lane] : lanes_) {
+      for (auto& [of_lane, thread] : lane->threads) threads.push_back(&thread);
     }
   }
   for (Thread* thread : threads) thread->Join();
 }
 
 void Completions::DetachInChild() {
-  for (const auto& lane : lanes_) {
-    for (auto& [number, thread] : lane->threads) thread.Detach();
+  for (const auto& [number, lane] : lanes_) {
+    for (auto& [of_lane, thread] : lane->threads) thread.Detach();
   }
 }
 

@@ -39,7 +39,20 @@ class Completions {
     InCallback& operator=(const InCallback&) = delete;
   };
 
+  // A collective may be made of several that nobody else sees. While a Hidden lives, what its
+  // thread begins has lanes of its own, from kHidden on, so that callbacks neither wait for it nor
+  // have an order with it. What such a lane begins in turn has lanes from 2 * kHidden on.
+  static constexpr int kHidden = 64;
+  class Hidden {
+   public:
+    Hidden();
+    ~Hidden();
+    Hidden(const Hidden&) = delete;
+    Hidden& operator=(const Hidden&) = delete;
+  };
+
   // Returns the lane of what the calling thread begins: one for each callback that it is in.
+  // kOvertaking: these are too many.
   int LaneHere() const;
   // Makes `call` on the lane; here and at once after Close.
   void Add(int lane, Call call);
@@ -69,6 +82,7 @@ class Completions {
     std::vector<size_t> over = {};                       // those that were left behind and are done
     std::set<size_t> late = {};                          // left behind for their time, and not done
   };
+  static constexpr int kOvertaking = 4 * kHidden;
   std::deque<Call>& CallsOf(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddThread(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes a lane's calls as long as this thread is its current one.
@@ -76,8 +90,8 @@ class Completions {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);
-  bool overtakes_ ABSL_GUARDED_BY(mutex_) = false;  // the last lane makes all further calls
+  std::map<size_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);  // in use so far
+  bool overtakes_ ABSL_GUARDED_BY(mutex_) = false;  // kOvertaking makes all further calls
   bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

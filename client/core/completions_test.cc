@@ -93,6 +93,32 @@ TEST(CompletionsTest, CallbackThatItsAdderCallsIsInALaneLikeAnyOther) {
   EXPECT_EQ(completions.LaneHere(), 0);
 }
 
+TEST(CompletionsTest, HiddenStagesHaveLanesOfTheirOwnThatCallbacksDoNotHoldUp) {
+  std::vector<int> lanes;
+  std::promise<void> sum;
+  {
+    Completions completions;
+    std::promise<void> callback;
+    completions.Add(0, [&] { callback.get_future().get(); });
+    int first = 0;
+    {
+      const Completions::Hidden here;
+      first = completions.LaneHere();
+    }
+    completions.Add(first, [&] {
+      lanes = {first, completions.LaneHere()};
+      completions.Add(completions.LaneHere(), [&] { sum.set_value(); });
+    });
+    sum.get_future().get();  // though the callback is still waiting
+    callback.set_value();
+    const Completions::InCallback there;
+    const Completions::Hidden here;
+    lanes.push_back(completions.LaneHere());
+  }
+  constexpr int kHidden = Completions::kHidden;
+  EXPECT_EQ(lanes, (std::vector<int>{kHidden, 2 * kHidden, kHidden + 1}));
+}
+
 TEST(CompletionsTest, CallOfAnotherObjectsLaneIsACallbackToo) {
   Completions one;
   Completions other;

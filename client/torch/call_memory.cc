@@ -25,13 +25,14 @@ std::span<std::byte> CallMemory::Got(const at::Tensor& tensor) {
   return WritableBytesOf(kept_.emplace_back(target));
 }
 
-void CallMemory::Attach(CollectiveWork& work) const {
-  work.Then([copies = copies_, kept = kept_] {
+void CallMemory::Attach(CollectiveWork& work, std::function<void()> then) const {
+  work.Then([copies = copies_, kept = kept_, then = std::move(then)] {
     for (const auto& [from, to] : copies) {
       const c10::InferenceMode mode(to.is_inference());  // the caller's thread was in it
       const at::NoGradGuard no_grad;                     // InferenceMode sets that, too
       WithoutRepeats(to, to).copy_(WithoutRepeats(from, to));
     }
+    if (then != nullptr) then();
   });
 }
 

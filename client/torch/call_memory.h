@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,9 +20,10 @@ class CallMemory {
   std::span<const std::byte> Given(const at::Tensor& tensor);
   // Returns where the values belong that the tensor gets.
   std::span<std::byte> Got(const at::Tensor& tensor);
-  // Lets the work keep all of it, and copy results before anybody sees it complete. A work that
-  // fails lets go of it: whoever still copies from it must have this object.
-  void Attach(CollectiveWork& work) const;
+  // Lets the work keep all of it, and copy results before anybody sees it complete, and then do
+  // `then`, if it is not null. A work that fails lets go of it: whoever still copies from it must
+  // have this object.
+  void Attach(CollectiveWork& work, std::function<void()> then = nullptr) const;
 
  private:
   std::vector<at::Tensor> kept_;

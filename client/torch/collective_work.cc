@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "core/base/clock.h"
 
 namespace thalweg {
@@ -75,7 +76,7 @@ absl::Status Try(const std::function<void()>& then) {
   try {
     then();
   } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
+    return absl::InternalError(absl::StripPrefix(error.what(), "thalweg: "));
   }
   return absl::OkStatus();
 }

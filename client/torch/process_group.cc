@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
@@ -115,7 +116,8 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroup::MakeWork(OpType type, const Ten
 }
 
 ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, Tensors outputs,
-                                          std::chrono::milliseconds timeout) {
+                                          std::chrono::milliseconds timeout,
+                                          std::function<void()> then) {
   Tensors inputs;
   for (const Part& part : parts) {
     CheckOneType(part.given, part.got, Name(part.kind));
@@ -157,7 +159,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     }
     call.elems = bytes / SizeOf(call.dtype);
   }
-  memory.Attach(*work);
+  memory.Attach(*work, std::move(then));
   for (CollectiveCall& call : calls) {
     session_->Collect(std::move(call),
                       [work](const absl::Status& status) { work->FinishOne(status); });
@@ -370,7 +372,7 @@ void ProcessGroup::shutdown() {
     MutexLock lock(mutex_);
     listeners.swap(at_shutdown_);
   }
-  for (const auto& listener : listeners) listener();
+  for (const auto& listener : std::views::reverse(listeners)) listener();
   if (group_.number == kAll) session_->Close();
 }
 

@@ -101,7 +101,8 @@ class ProcessGroup : public c10d::Backend {
   void abort() override;
   // Closes the session if the group is that of all workers. What AtShutdown() got runs before.
   void shutdown() override;
-  // Lets the next shutdown() call `listener`, once, without a lock of this object's.
+  // Lets the next shutdown() call `listener`, once, without a lock of this object's; what came last
+  // is called first.
   void AtShutdown(std::function<void()> listener);
 
  private:
@@ -123,9 +124,10 @@ class ProcessGroup : public c10d::Backend {
   };
   c10::intrusive_ptr<CollectiveWork> MakeWork(c10d::OpType type, const Tensors& inputs,
                                               Tensors outputs, size_t count);
-  // Begins a call's messages, and its collectives. `outputs` are what its future holds.
+  // Begins a call's collectives, or messages. `outputs` are what its future holds, once `then` has
+  // run; null: it does nothing.
   WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
-                std::chrono::milliseconds timeout);
+                std::chrono::milliseconds timeout, std::function<void()> then = nullptr);
   WorkPtr BeginParcels(c10d::OpType type, const std::vector<Parcel>& parcels, Tensors outputs,
                        std::chrono::milliseconds timeout);
   // Sends one tensor to each rank, and receives one from each.

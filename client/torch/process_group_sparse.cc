@@ -3,13 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "client/core/completions.h"
 #include "client/torch/collective_tensors.h"
 #include "client/torch/process_group.h"
@@ -19,26 +16,6 @@ namespace thalweg {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-// Calls `use` when the work has ended well, and otherwise ends `whole` with its error, or with that
-// of `use`.
-void Follow(c10d::Work& work, const c10::intrusive_ptr<CollectiveWork>& whole,
-            std::function<void()> use) {
-  const Completions::InCallback here;
-  work.getFuture()->addCallback([whole, use = std::move(use)](c10::ivalue::Future& future) {
-    std::string error;
-    if (future.hasError()) {
-      error = future.tryRetrieveErrorMessage();
-    } else {
-      try {
-        return use();
-      } catch (const std::exception& thrown) {
-        error = thrown.what();
-      }
-    }
-    whole->FinishOne(absl::AbortedError(absl::StripPrefix(error, "thalweg: ")));
-  });
-}
 
 // What a rank tells the others of its tensor: its shape, its type, the number of sparse dimensions
 // and that of values.
@@ -90,40 +67,42 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
   }
   // The caller may change the tensor as soon as this returns.
   const at::Tensor mine = (tensor.is_coalesced() ? tensor.clone() : tensor.coalesce()).cpu();
-  const auto whole = MakeWork(c10d::OpType::ALLREDUCE, {tensor}, {tensor}, 1);
+  const at::Tensor description = Describe(mine);
   const auto all = std::make_shared<Gathered>();
+  for (int rank = 0; rank < getSize(); ++rank) {
+    all->descriptions.push_back(at::empty_like(description));
+  }
   const auto self = c10::intrusive_ptr<ProcessGroup>::reclaim_copy(this);
-  const auto gather = [self, timeout = options.timeout](const at::Tensor& given, Tensors got) {
-    TensorLists outputs{std::move(got)};
-    Tensors inputs{given.contiguous()};
-    c10d::AllgatherOptions of_all;
-    of_all.timeout = timeout;
-    return self->allgather(outputs, inputs, of_all);
+  const auto gather = [self, timeout = options.timeout](const at::Tensor& given,
+                                                        const Tensors& got) {
+    return self->Begin(c10d::OpType::ALLGATHER, {self->GatherPart(given.contiguous(), got)}, got,
+                       timeout);
   };
-  const auto add_up = [whole, all, tensor, op, size = getSize()] {
+  const auto add_up = [all, tensor, mine, op, gather] {
+    Prepare(mine, *all);
+    const WorkPtr indices = gather(mine._indices(), all->indices);
+    gather(mine._values(), all->values)->wait();
+    indices->wait();
     const c10::InferenceMode mode(tensor.is_inference());
     const at::NoGradGuard no_grad;
-    const at::Tensor values = at::cat(all->values);
-    at::Tensor sum = at::sparse_coo_tensor(at::cat(all->indices, 1), values, tensor.sizes());
+    at::Tensor sum =
+        at::sparse_coo_tensor(at::cat(all->indices, 1), at::cat(all->values), tensor.sizes());
     sum = sum.coalesce();
-    if (op == c10d::ReduceOp::AVG) sum._values().div_(size);
+    if (op == c10d::ReduceOp::AVG) sum._values().div_(static_cast<int64_t>(all->values.size()));
     tensor.copy_(sum);
     if (!tensor.is_cpu()) {  // the work ends when the copy has, on this thread's stream
       c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
     }
-    whole->FinishOne(absl::OkStatus());
   };
-  const at::Tensor description = Describe(mine);
-  for (int rank = 0; rank < getSize(); ++rank) {
-    all->descriptions.push_back(at::empty_like(description));
+  WorkPtr sum;
+  {
+    const Completions::Hidden here;
+    sum = Begin(c10d::OpType::ALLGATHER, {GatherPart(description, all->descriptions)},
+                all->descriptions, options.timeout, add_up);
   }
-  Follow(*gather(description, all->descriptions), whole, [=] {
-    Prepare(mine, *all);
-    const auto indices = gather(mine._indices(), all->indices);
-    const auto values = gather(mine._values(), all->values);
-    Follow(*indices, whole, [=] { Follow(*values, whole, add_up); });
-  });
-  return whole;
+  // This one has a place in the order in which works end, and so do its callbacks.
+  return Begin(c10d::OpType::ALLREDUCE, {Part{}}, {tensor}, options.timeout,
+               [sum] { sum->wait(); });
 }
 
 }  // namespace thalweg

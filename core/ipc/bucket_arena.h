@@ -32,6 +32,8 @@ namespace thalweg {
 
 inline constexpr uint64_t kArenaHeaderBytes = 4096;
 inline constexpr uint64_t kMaxArenaPayloadBytes = uint64_t{1} << 46;
+// Arenas that are used again and again are given up after so long without use.
+inline constexpr Duration kArenaIdleTime = std::chrono::minutes(1);
 
 // A BucketArena is move-only and thread-compatible, except that ResetReady/PublishReady (one
 // writing thread) and WaitReady (any number of readers, in any process) may run at the same time.

@@ -22,8 +22,8 @@ struct MakeGroup {
   bool operator==(const MakeGroup&) const = default;
 };
 
-// ShareArena gives the peer a descriptor: an arena for values of collectives, for as long as the
-// connection lasts.
+// ShareArena gives the peer a descriptor: an arena for values of collectives, until another one of
+// the same number takes its place, or the connection ends.
 struct ShareArena {
   uint32_t number = 0;  // as the sender counts its arenas, from 1
   uint64_t bytes = 0;

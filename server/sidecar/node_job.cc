@@ -344,6 +344,10 @@ void NodeJob::SendHeartbeats(uint32_t shard) {
   TimePoint next = Now() + interval * (shard + 1) / shards_.size();
   while (!outcome_.WaitForEnd(next)) {
     next = Now() + interval;
+    if (shard == 0) {
+      arenas_.GiveUpIdle(Now(), [this](uint32_t local_rank, const ipc::ShareArena& message,
+                                       int fd) { roster_.Tell(local_rank, message, fd); });
+    }
     const auto lost = shards_.Heartbeat(shard);
     if (!lost.ok()) {
       Fail(lost.status());

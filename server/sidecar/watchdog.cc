@@ -47,8 +47,8 @@ absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
   for (const auto& bucket : context_.buckets.All()) {
     THALWEG_RETURN_IF_ERROR(CheckBucket(*bucket, now, awake_since));
   }
-  THALWEG_RETURN_IF_ERROR(context_.collectives.CheckLate(now));
-  return context_.post.CheckLate(now);
+  THALWEG_RETURN_IF_ERROR(context_.collectives.CheckLate(now, awake_since));
+  return context_.post.CheckLate(now, awake_since);
 }
 
 absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now, TimePoint awake_since) const {

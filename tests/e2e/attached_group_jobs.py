@@ -6,6 +6,7 @@ more binary digits: float16 has them all, so whoever sums them, in whatever orde
 bits. SIDECAR_HTTP is the address of the HTTP port of this worker's sidecar.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -94,7 +95,27 @@ def groups_beside_gloo() -> dict[str, Any]:
         "theirs": train(build()),
     }
     dist.destroy_process_group(everybody)
-    return result | {"after": state.status()}
+    return result | {"after": state.status(), "left behind": destroyed_groups()}
+
+
+def destroyed_groups() -> int:
+    """Makes and destroys some groups; returns how many more sockets are open then."""
+    before = open_sockets()
+    for _ in range(3):
+        group = dist.new_group(backend="thalweg")
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    return open_sockets() - before
+
+
+def open_sockets() -> int:
+    links = []
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own descriptor
+            links.append(str(file.readlink()))
+    return sum(link.startswith("socket:") for link in links)
 
 
 def attached() -> float:

@@ -58,3 +58,29 @@ def sparse_gradients_of_embeddings() -> None:
 
     world = dist.get_world_size()
     same(grad(-1), sum(grad(rank).cpu().numpy() for rank in range(world)) / world)
+
+
+@check
+def sparse_sums_whose_callbacks_call_collectives() -> None:
+    """The callbacks of one rank are added when all has ended, and those of the others before."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    for late in range(world):
+        if rank == late:
+            store.wait([f"added {late} {other}" for other in range(world) if other != late])
+        dense, total = torch.ones(2), sparse(rank)
+        works = [dist.all_reduce(each, async_op=True) for each in (dense, total)]
+        if rank == late:
+            for work in works:
+                work.wait()
+        sums = [torch.ones(3), torch.full((5,), 10.0)]
+        futures = [
+            work.get_future().then(lambda _, each=each: dist.all_reduce(each))
+            for work, each in zip(works, sums, strict=True)
+        ]
+        store.set(f"added {late} {rank}", "")
+        for future in futures:
+            future.wait()
+        same(sums[0], [world] * 3)
+        same(sums[1], [10 * world] * 5)
+        same(total.to_dense(), sum(sparse(each).to_dense().cpu().numpy() for each in range(world)))

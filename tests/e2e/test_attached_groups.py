@@ -79,6 +79,7 @@ def test_groups_beside_gloos_default_group_are_jobs_of_their_own(nodes, tmp_path
         assert result["jobs"] == (2 if is_last or len(nodes) == 1 else 1)
         assert result["ours"] == result["theirs"]
         assert "the session was closed" in result["after"]
+        assert result["left behind"] <= 0
     assert "a job of its own" not in said
 
 

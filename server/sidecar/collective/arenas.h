@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
 #include "core/ipc/bucket_arena.h"
@@ -21,6 +23,7 @@ namespace thalweg {
 struct ResultArena {
   uint32_t number = 0;
   BucketArena arena;
+  TimePoint last_used = {};
 };
 
 // Arenas are the workers' arenas, which the sidecar reads, and its own for results, which are used
@@ -36,7 +39,11 @@ class Arenas {
   // Returns an arena for a result of so many bytes; null if they need none. InvalidArgument: more
   // than kMaxArenaPayloadBytes. ResourceExhausted: the system has none.
   absl::StatusOr<std::shared_ptr<ResultArena>> Take(uint64_t bytes);
-  void Return(std::shared_ptr<ResultArena> arena);
+  void Return(std::shared_ptr<ResultArena> arena, TimePoint now);
+  // Gives arenas up that no result has had since kArenaIdleTime. `tell`, which is called without a
+  // lock, sends a worker an empty one in the place of each that it knows.
+  using Tell = std::function<void(uint32_t local_rank, const ipc::ShareArena&, int fd)>;
+  void GiveUpIdle(TimePoint now, const Tell& tell);
   // Returns whether the worker has not been told of the arena before.
   bool IsNewTo(uint32_t local_rank, const ResultArena& arena);
 
@@ -47,6 +54,7 @@ class Arenas {
       ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ResultArena>> free_ ABSL_GUARDED_BY(mutex_);
   uint32_t made_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<uint32_t> spare_ ABSL_GUARDED_BY(mutex_);  // numbers of those that were given up
   std::map<uint32_t, std::set<uint32_t>> known_ ABSL_GUARDED_BY(mutex_);  // by local rank
 };
 

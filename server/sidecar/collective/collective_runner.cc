@@ -345,7 +345,7 @@ absl::Status CollectiveRunner::Take(uint32_t local_rank, const ipc::Taken& messa
                      " of group ", message.group, ", which has no result in an arena"));
   }
   if (!collective->NoteTaken()) return absl::OkStatus();
-  context_.arenas.Return(collective->result());
+  context_.arenas.Return(collective->result(), Now());
   FindLocked(message.group)->collectives.erase(message.sequence);
   return absl::OkStatus();
 }

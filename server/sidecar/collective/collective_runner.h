@@ -67,8 +67,8 @@ class CollectiveRunner {
   void OnResult(uint32_t shard, const RoundResult& received);
 
   // Returns DeadlineExceeded, naming group, collective and who is missing, when workers have not
-  // come, or shards have not answered, in time.
-  absl::Status CheckLate(TimePoint now) const;
+  // come, or shards have not answered, in time, since `awake_since` at most.
+  absl::Status CheckLate(TimePoint now, TimePoint awake_since) const;
   // Names what is not done: of each group the first collective.
   std::vector<std::string> UnderWay() const;
   // The job has failed: returns what has become of the latest collectives, a line for each, and

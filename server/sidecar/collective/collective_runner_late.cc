@@ -13,18 +13,19 @@ constexpr Duration kGrace = std::chrono::seconds(2);
 
 }  // namespace
 
-absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
+absl::Status CollectiveRunner::CheckLate(TimePoint now, TimePoint awake_since) const {
   MutexLock lock(mutex_);
   for (const auto& [number, group] : groups_) {
     for (const auto& [sequence, collective] : group.collectives) {
       const Duration limit = FromMillis(collective->spec().timeout_ms);
-      if (!collective->IsGathered() && now - collective->since() > limit) {
+      const TimePoint since = std::max(collective->since(), awake_since);
+      if (!collective->IsGathered() && now - since > limit) {
         return absl::DeadlineExceededError(absl::StrCat(
             collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),
             " of the group did not come within the timeout of ", ToSeconds(limit), " s"));
       }
       // Shards fail a round in time themselves, if they are there.
-      const TimePoint last = std::max(collective->since(), context_.progress.last());
+      const TimePoint last = std::max(since, context_.progress.last());
       if (collective->IsGathered() && collective->remaining() > 0 && now - last > limit + kGrace) {
         return absl::DeadlineExceededError(absl::StrCat(
             collective->Name(), ": ", collective->remaining(), " of ", collective->num_chunks(),

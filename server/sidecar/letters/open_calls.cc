@@ -1,5 +1,7 @@
 #include "server/sidecar/letters/open_calls.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 
@@ -31,9 +33,9 @@ absl::Status OpenCalls::CheckAwaited(const Id& id) const {
       absl::StrCat(gone->second, " has left, but the ", call.what, " waits for it"));
 }
 
-absl::Status OpenCalls::CheckLate(TimePoint now) const {
+absl::Status OpenCalls::CheckLate(TimePoint now, TimePoint awake_since) const {
   for (const auto& [id, call] : calls_) {
-    if (now - call.since <= call.timeout) continue;
+    if (now - std::max(call.since, awake_since) <= call.timeout) continue;
     return absl::DeadlineExceededError(
         absl::StrCat(call.what,
                      call.has_met ? ": no further byte has come or gone within the timeout of "

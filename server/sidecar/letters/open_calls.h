@@ -36,8 +36,8 @@ class OpenCalls {
   absl::Status NoteLeft(uint32_t local_rank, const std::string& name);
   absl::Status CheckAwaited(const Id& id) const;
   // Returns DeadlineExceeded when one has waited longer than its timeout: for the other side, or
-  // for further bytes.
-  absl::Status CheckLate(TimePoint now) const;
+  // for further bytes. Before `awake_since` this process did not run.
+  absl::Status CheckLate(TimePoint now, TimePoint awake_since) const;
 
  private:
   std::map<Id, Call> calls_;

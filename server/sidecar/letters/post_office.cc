@@ -13,9 +13,12 @@ namespace {
 // Letters of all others that may be on the way to one node. Fewer than kMaxWindowChunks, which a
 // shard takes for a node that does not read.
 constexpr uint32_t kMostLetters = 512;
-// Bytes that a node has sent unasked to one other, and that no receiver there has taken yet.
+// Bytes that a node has sent unasked to one other, and that no receiver there has taken yet; and
+// those that workers of this node have sent to one of them.
 constexpr uint64_t kMostUnasked = 4 << 20;
 constexpr uint64_t kMostShortBytes = 64 << 10;
+// What a message between workers of this node takes beside its bytes.
+constexpr uint64_t kLocalBytes = 512;
 
 uint32_t WindowFor(uint32_t num_nodes) {
   return std::clamp<uint32_t>(kMostLetters / std::max(1u, num_nodes - 1), 2, 32);
@@ -93,7 +96,11 @@ absl::Status PostOffice::Send(uint32_t local_rank, ipc::Send message) {
                              sending->from, " to rank ", call.to, " of group '", group->name, "'"),
                 Now(), FromMillis(call.timeout_ms)});
     if (sending->node == terms_.node) {
-      if (call.arena == 0) SentLocked(*sending);
+      uint64_t& unreceived = unreceived_[{call.group, call.to}];
+      if (call.arena == 0 && unreceived + kLocalBytes + call.bytes <= kMostUnasked) {
+        unreceived += kLocalBytes + call.bytes;
+        SentLocked(*sending);
+      }
       Offer offer;
       offer.from = sending->from;
       offer.tag = call.tag;
@@ -187,6 +194,9 @@ absl::Status PostOffice::MatchedLocked(const std::shared_ptr<Receiving>& receive
       }
       {
         MutexLock lock(mutex_);
+        if (sending->is_done) {
+          unreceived_[{receive->call.group, receive->to}] -= kLocalBytes + receive->call.bytes;
+        }
         SentLocked(*sending);
         receive->offer.local.reset();
       }
@@ -324,7 +334,7 @@ absl::Status PostOffice::Take(uint32_t local_rank, const ipc::Taken& message) {
                                                    message.sequence,
                                                    ", which has no result in an arena"));
   }
-  context_.arenas.Return(std::move(found->second));
+  context_.arenas.Return(std::move(found->second), Now());
   results_.erase(found);
   return absl::OkStatus();
 }

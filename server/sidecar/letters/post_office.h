@@ -76,9 +76,10 @@ class PostOffice {
   }
 
   // Returns DeadlineExceeded, naming worker, peer and tag, when a message did not pass in time.
-  absl::Status CheckLate(TimePoint now) const {
+  // See OpenCalls.
+  absl::Status CheckLate(TimePoint now, TimePoint awake_since) const {
     MutexLock lock(mutex_);
-    return calls_.CheckLate(now);
+    return calls_.CheckLate(now, awake_since);
   }
   // Says whether any worker waits.
   bool IsBusy() const {
@@ -134,6 +135,8 @@ class PostOffice {
   std::map<OpenCalls::Id, std::shared_ptr<ResultArena>> results_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Correspondence> with_ ABSL_GUARDED_BY(mutex_);  // by node
   std::map<uint32_t, uint64_t> messages_ ABSL_GUARDED_BY(mutex_);    // the last, by receiver's node
+  // Bytes from workers of this node, by receiver, as mailboxes_.
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> unreceived_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, uint64_t> unasked_ ABSL_GUARDED_BY(mutex_);  // short bytes, by receiver's node
   std::map<MessageId, std::shared_ptr<Sending>> sending_ ABSL_GUARDED_BY(mutex_);
   std::map<MessageId, std::shared_ptr<Receiving>> receiving_ ABSL_GUARDED_BY(mutex_);

@@ -28,6 +28,7 @@ using ::testing::IsEmpty;
 
 constexpr uint32_t kGroup = 4;
 constexpr uint64_t kTimeoutMs = 10'000;
+constexpr TimePoint kStart{};
 
 // A node with one worker, of local rank 0.
 class Node : public CollectiveListener {
@@ -175,10 +176,57 @@ TEST_F(PostOfficeTest, MessageOfAnotherSizeIsRefusedWithBothSizes) {
               HasSubstr("rank 0 sends 4 bytes to the receive of 5 bytes with tag 0 from rank 0"));
 }
 
+// Counts what two workers of one node are told to be done.
+class Pair : public CollectiveListener {
+ public:
+  Pair() {
+    for (const uint32_t rank : {0u, 1u}) post_.MakeGroup(rank, {kGroup, rank, {0, 0}, "ours"});
+  }
+  void OnMessage(uint32_t local_rank, const ipc::Message& message, int /*fd*/) override {
+    if (std::holds_alternative<ipc::Collected>(message)) ++done_[local_rank];
+  }
+  void OnCollectiveFailed(const absl::Status& why) override { ADD_FAILURE() << why; }
+  std::function<void(uint32_t, const ipc::Message&)> Poster() override {
+    return [](uint32_t, const ipc::Message&) {};
+  }
+
+  int done(uint32_t local_rank) const { return done_[local_rank]; }
+  PostOffice& post() { return post_; }
+
+ private:
+  std::atomic<int> done_[2] = {};
+  MetricRegistry registry_;
+  ShardGroup shards_{{}, registry_};
+  Arenas arenas_;
+  Progress progress_;
+  Counter received_;
+  PostOffice post_{{0, 1, {}}, {progress_, shards_, arenas_, received_}, *this};
+};
+
+TEST(LocalMessagesTest, SendersWaitForAReceiverThatHasMuchToTakeAlready) {
+  constexpr uint64_t kBytes = 16 << 10;
+  constexpr int kMessages = 1000;  // 16 MB
+  Pair node;
+  const std::string values(kBytes, 'x');
+  for (uint64_t call = 1; call <= kMessages; ++call) {
+    ipc::Send send{kGroup, call, 1, 0, kBytes, kTimeoutMs, 0, values};
+    ASSERT_TRUE(node.post().Send(0, std::move(send)).ok());
+  }
+  EXPECT_GT(node.done(0), 100);
+  EXPECT_LT(node.done(0), 300);  // 4 MiB
+  for (uint64_t call = 1; call <= kMessages; ++call) {
+    ASSERT_TRUE(node.post().Receive(1, {kGroup, call, 0, 0, kBytes, kTimeoutMs}).ok());
+  }
+  EXPECT_EQ(node.done(0), kMessages);
+  EXPECT_EQ(node.done(1), kMessages);
+}
+
 TEST_F(PostOfficeTest, CallThatIsLateIsNamed) {
   ASSERT_TRUE(nodes_[1].Receive(5, 3).ok());
-  EXPECT_TRUE(nodes_[1].post().CheckLate(Now()).ok());
-  const absl::Status late = nodes_[1].post().CheckLate(Now() + std::chrono::seconds(11));
+  EXPECT_TRUE(nodes_[1].post().CheckLate(Now(), kStart).ok());
+  const TimePoint woken = Now() + std::chrono::seconds(10);
+  EXPECT_TRUE(nodes_[1].post().CheckLate(woken + std::chrono::seconds(1), woken).ok());
+  const absl::Status late = nodes_[1].post().CheckLate(Now() + std::chrono::seconds(11), kStart);
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(late.message()),
               HasSubstr("receive of 5 bytes with tag 3 from rank 0 on rank 1 of group 'ours'"));
@@ -193,9 +241,10 @@ TEST_F(PostOfficeTest, TimeoutOfAMessageBeginsAnewWheneverBytesOfItMove) {
   nodes_[0].DeliverTo(nodes_[1]);
   for (Node& node : nodes_) {
     EXPECT_TRUE(node.post().IsBusy());
-    EXPECT_TRUE(node.post().CheckLate(begin + FromMillis(kTimeoutMs)).ok());
-    EXPECT_THAT(std::string(node.post().CheckLate(Now() + std::chrono::seconds(11)).message()),
-                HasSubstr("no further byte has come or gone within the timeout of 10 s"));
+    EXPECT_TRUE(node.post().CheckLate(begin + FromMillis(kTimeoutMs), kStart).ok());
+    EXPECT_THAT(
+        std::string(node.post().CheckLate(Now() + std::chrono::seconds(11), kStart).message()),
+        HasSubstr("no further byte has come or gone within the timeout of 10 s"));
   }
 }
 

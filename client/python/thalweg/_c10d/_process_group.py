@@ -90,7 +90,7 @@ def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401
         assert part is not None  # c10d asks only those who are in it
         return part
     world = _begin(options, timeout)
-    return _C.ProcessGroup(
+    group = _C.ProcessGroup(
         world.session,
         number=_ALL,
         rank=options.group_rank,
@@ -99,6 +99,13 @@ def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401
         timeout=timeout,
         store=options.store,
     )
+    group.at_shutdown(functools.partial(_forget, options.group_id, world))
+    return group
+
+
+def _forget(name: str, world: World) -> None:
+    if _worlds.get(name) is world:
+        del _worlds[name]
 
 
 def world_of(group: dist.ProcessGroup | None) -> World | None:
