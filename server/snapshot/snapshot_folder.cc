@@ -184,8 +184,11 @@ std::vector<SnapshotHeader> SnapshotFolder::List(const std::string& identity) {
     }
     if (header.ok()) {
       found.push_back(*std::move(header));
-    } else if (!absl::IsNotFound(header.status())) {
+    } else if (absl::IsDataLoss(header.status()) || absl::IsFailedPrecondition(header.status())) {
       Refuse(path, header.status());
+    } else if (!absl::IsNotFound(header.status())) {  // it may be read the next time
+      MutexLock lock(mutex_);
+      if (unread_.insert(path).second) spdlog::warn("{}; left out for now", Text(header.status()));
     }
   }
   std::sort(found.begin(), found.end(),

@@ -68,7 +68,8 @@ class SnapshotFolder {
   const int lock_;  // a descriptor whose lock ends with the process
 
   Mutex mutex_;
-  std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);  // paths
+  std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);  // paths, as is the next
+  std::set<std::string> unread_ ABSL_GUARDED_BY(mutex_);   // once, for want of descriptors and such
   uint64_t set_aside_ ABSL_GUARDED_BY(mutex_) = 0;         // how often that was done
 };
 

@@ -131,6 +131,17 @@ TEST_F(SnapshotFolderTest, DamagedFileIsRefusedWhenItIsReadAndNotListedAgain) {
   EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
 }
 
+TEST_F(SnapshotFolderTest, FileThatCannotBeReadForAMomentIsListedLater) {
+  Take({0, 5});
+  Take({0, 6});
+  const fs::path file = Find("0-6.snapshot"), aside = path_ / "aside";
+  fs::rename(file, aside);
+  fs::create_symlink(file.filename(), file);  // to itself: the system says ELOOP
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}));
+  fs::rename(aside, file);
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}, SnapshotId{0, 6}));
+}
+
 TEST_F(SnapshotFolderTest, FilesOfOthersAreNotListed) {
   Take({0, 10});
   Take({0, 20}, kTheirs);
