@@ -101,7 +101,7 @@ class ProcessGroup : public c10d::Backend {
   void abort() override;
   // Closes the session if the group is that of all workers. What AtShutdown() got runs before.
   void shutdown() override;
-  // Lets the next shutdown() call `listener`, once and without a lock. The last one is called first.
+  // Lets the next shutdown() call `listener`, once, without a lock. The last one is called first.
   void AtShutdown(std::function<void()> listener);
 
  private:
