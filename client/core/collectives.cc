@@ -83,9 +83,10 @@ absl::StatusOr<uint32_t> Collectives::GroupOf(uint32_t group, int lane) {
     MutexLock lock(mutex_);
     const auto known = groups_.find(group);
     if (known == groups_.end() || group >> kLaneShift != 0 || lane >= kMaxLanes) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "group ", group, " has no collectives in callbacks at depth ", lane,
-          ", expected a group below ", 1 << kLaneShift, " and a depth below ", kMaxLanes));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("group ", group, " has no collectives in callbacks at depth ", lane,
+                       ", expected a group below ", 1 << kLaneShift, " and a depth below ",
+                       Completions::kHidden));
     }
     nested = known->second;
     nested.number += static_cast<uint32_t>(lane) << kLaneShift;

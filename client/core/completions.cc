@@ -53,9 +53,9 @@ void Completions::AddThread(size_t number) {
 }
 
 void Completions::StandInFor(int lane) {
-  if (here.owner != this || here.lane != lane) return;
+  if (here.owner != this || (here.lane != lane && here.lane != kOvertaking)) return;
   MutexLock lock(mutex_);
-  const auto number = static_cast<size_t>(lane);
+  const auto number = static_cast<size_t>(here.lane);
   if (!is_closed_ && here.thread == lanes_.at(number)->current) AddThread(number);
 }
 
@@ -63,6 +63,7 @@ void Completions::StandInForLate(TimePoint now, Duration patience) {
   MutexLock lock(mutex_);
   if (is_closed_) return;
   for (const auto& [number, lane] : lanes_) {
+    if (number >= kHidden && number < kOvertaking) continue;  // nobody's callbacks
     const bool is_late = lane->busy_since && now - *lane->busy_since > patience;
     if (!is_late || lane->calls.empty()) continue;
     lane->late.insert(lane->current);
@@ -86,7 +87,8 @@ void Completions::Add(int lane, Call call) {
   {
     MutexLock lock(mutex_);
     if (!is_closed_) {
-      CallsOf(overtakes_ ? kOvertaking : static_cast<size_t>(lane)).push_back(std::move(call));
+      CallsOf(overtakes_ && lane < kHidden ? kOvertaking : static_cast<size_t>(lane))
+          .push_back(std::move(call));
       changed_.NotifyAll();
       return;
     }
@@ -99,7 +101,7 @@ void Completions::Overtake() {
   if (is_closed_ || overtakes_) return;
   std::deque<Call>& last = CallsOf(kOvertaking);
   for (const auto& [number, lane] : lanes_) {
-    if (number == kOvertaking) break;
+    if (number >= kHidden) break;
     last.insert(last.end(), std::make_move_iterator(lane->calls.begin()),
                 std::make_move_iterator(lane->calls.end()));
     lane->calls.clear();

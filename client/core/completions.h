@@ -66,7 +66,8 @@ class Completions {
   // waits for another any more. DeadlineExceeded: they have not by then.
   absl::Status AwaitTurn(TimePoint deadline);
   // From now on no call waits for those that are running, neither those added before nor later: for
-  // news that may be what a running call waits for. They are made in order, on a lane of their own.
+  // news that may be what a running call waits for. They are made in order, on a lane of their own;
+  // hidden ones, for which others may wait, stay where they are.
   void Overtake();
   // Returns when all calls have been made. Not from a call.
   void Close();

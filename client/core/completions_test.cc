@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <vector>
 
@@ -117,6 +118,27 @@ TEST(CompletionsTest, HiddenStagesHaveLanesOfTheirOwnThatCallbacksDoNotHoldUp) {
   }
   constexpr int kHidden = Completions::kHidden;
   EXPECT_EQ(lanes, (std::vector<int>{kHidden, 2 * kHidden, kHidden + 1}));
+}
+
+TEST(CompletionsTest, NewsOvertakeNoHiddenCallForWhichAnotherWaits) {
+  std::promise<void> running, news, sum;
+  std::atomic<bool> has_waited = false;
+  {
+    Completions completions;
+    completions.Add(0, [&] {
+      running.set_value();
+      news.get_future().get();
+    });
+    running.get_future().get();
+    completions.Add(0, [&] {
+      sum.get_future().get();
+      has_waited = true;
+    });
+    completions.Overtake();
+    completions.Add(Completions::kHidden, [&] { sum.set_value(); });
+    completions.Add(0, [&] { news.set_value(); });
+  }
+  EXPECT_TRUE(has_waited);
 }
 
 TEST(CompletionsTest, CallOfAnotherObjectsLaneIsACallbackToo) {

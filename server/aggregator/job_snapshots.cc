@@ -161,6 +161,7 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   std::vector<std::shared_ptr<ChunkState>> places;
   {
     MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;
     THALWEG_ASSIGN_OR_RETURN(places, PlacesLocked(snapshot));
   }
   for (size_t i = 0; i < places.size(); ++i) {

@@ -71,6 +71,7 @@ void KeptAddresses::Keep(const std::string& shard, const std::string& http) {
 std::optional<int> Respawn(const std::string& program, int* ready_fd) {
   const sigset_t set = AwaitedSignals();
   sigprocmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGCHLD, SIG_DFL);  // whoever started this may ignore it, which would hide children's ends
   const pid_t parent = getpid();
   int short_lives = 0;
   while (true) {

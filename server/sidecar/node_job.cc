@@ -171,7 +171,7 @@ absl::Status NodeJob::AddWorker(const ipc::Hello& hello, std::shared_ptr<Connect
 void NodeJob::OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message,
                                UniqueFd arena) {
   if (spec_.node == 0 && message.id.generation > 0) {
-    // The other workers' announcements wait for this, each where the worker would be heard.
+    // The threads that hear the other workers wait for this, too, where these announce buckets.
     const auto alive = [&] {
       for (uint32_t each = 0; each < spec_.local_size; ++each) AliveOf(each)();
     };

@@ -113,9 +113,12 @@ class HealthyNode {
 class Idle {
  public:
   Idle() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) { EXPECT_GE(socket_.fd(), 0); }
-  void Connect(const ShardServer& server) {
+  // Connects from the host 127.0.0.`host`.
+  void Connect(const ShardServer& server, uint32_t host = 1) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + host);
+    EXPECT_EQ(bind(socket_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     address.sin_port = htons(static_cast<uint16_t>(ParseHostPort(server.address())->port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const timeval patience{60, 0};
@@ -395,13 +398,17 @@ TEST_F(LimitsTest, ConnectionsBeyondTheLimitAreClosedUntilOthersEnd) {
 
 TEST_F(LimitsTest, ConnectionsAreFewWhereMemoryIsLittleUntilOthersEnd) {
   constexpr size_t kRoom = 8;
-  const auto server = Start({.memory_bytes = (kRoom + 1) * (384 << 10)});
+  // One host has half of the places.
+  const auto server = Start({.memory_bytes = 2 * (kRoom + 1) * (384 << 10)});
   HealthyNode healthy(*server, metrics_);
   std::vector<Idle> idle(3 * kRoom);
   for (Idle& connection : idle) connection.Connect(*server);
   size_t accepted = 0;
   for (Idle& connection : idle) accepted += connection.IsAccepted() ? 1 : 0;
   EXPECT_EQ(accepted, kRoom);
+  Idle elsewhere;
+  elsewhere.Connect(*server, 2);
+  EXPECT_TRUE(elsewhere.IsAccepted());
   healthy.ExpectServed();
   idle.clear();
   EXPECT_TRUE(

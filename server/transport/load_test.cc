@@ -161,11 +161,14 @@ TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
   // Each node leaves, and not once more at the end of its streams. On a busy machine it may have no
   // time to say so.
   std::set<uint32_t> left;
+  uint32_t said = 0;
   for (const auto& [node, reason] : shard_.leaves.Get()) {
     EXPECT_TRUE(left.insert(node).second) << node;
     EXPECT_TRUE(reason.ok() || absl::IsUnavailable(reason)) << reason;
+    said += reason.ok() ? 1 : 0;
   }
   EXPECT_EQ(left.size(), kNodes);
+  EXPECT_GE(said, kNodes / 2);
 }
 
 }  // namespace

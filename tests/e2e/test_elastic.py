@@ -312,5 +312,5 @@ def test_fault_of_the_script_is_raised_when_it_comes_again(tmp_path):
             assert process.wait(DEADLINE) == 1
     assert nodes.output.count("RuntimeError: the script's own fault") >= 2
     tried = [entry["generation"] for entry in nodes.entries(0, "samples") if entry["step"] == 5]
-    assert len(tried) <= 3  # fewer where a membership fails before its first step
+    assert 1 <= len(tried) <= 3  # fewer where a membership fails before its first step
     assert len(re.findall(r"elastic: \w+Error: ", nodes.output)) >= 2 * 2  # all but the last try

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import reconnecting_jobs
 from harness import DEADLINE, Job, metric, servers
+from waiting import until
 
 JOBS = Path(reconnecting_jobs.__file__)
 KILLS = 6
@@ -23,7 +24,8 @@ BY_AGGREGATORS, HOSTED = "aggregators", "hosted shards"
 def child_of(server):
     """The process in which a server with --respawn serves."""
     pid = server.process.pid
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return int(children or 0)
 
 
 def kill(server):
@@ -219,3 +221,15 @@ def test_program_that_is_told_to_end_takes_its_child_along(tmp_path):
         assert sidecar.stop(grace=20) == 0
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+def test_sidecar_is_started_again_also_where_its_starter_ignores_the_ends_of_children(tmp_path):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # which programs inherit
+    try:
+        with servers() as cluster:
+            [sidecar] = add_sidecars(cluster, HOSTED, 1, "--respawn")
+            first = child_of(sidecar)
+            os.kill(first, signal.SIGKILL)
+            until("another process", lambda: child_of(sidecar) != first, DEADLINE)
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -45,7 +45,7 @@ class CodecStates {
                                    const Alive& alive);
   // To be called on the first node before a bucket of this generation is announced: reads, once,
   // what shards have left out of the results of earlier generations, for the next rounds to hand it
-  // to whichever shard sums the same elements then. As in Save, other calls wait meanwhile.
+  // to whichever shard sums the same elements then. Other calls wait meanwhile.
   absl::Status MoveShardResiduals(const Buckets& buckets, uint32_t generation, ShardGroup& shards,
                                   Duration timeout, const Alive& alive);
   // Puts the states that `arena` holds in the place of all that are here, and on the first node of

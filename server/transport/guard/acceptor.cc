@@ -44,6 +44,17 @@ absl::Status Failed(const char* what) {
   return unused ? absl::NotFoundError(why) : absl::UnavailableError(why);
 }
 
+// Returns what tells hosts apart, whatever addresses one has: the network, of 64 bits, in IPv6.
+std::string HostOf(const sockaddr_storage& peer) {
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(peer);
+  const auto* const bytes = reinterpret_cast<const char*>(v6.sin6_addr.s6_addr);
+  if (peer.ss_family == AF_INET) {
+    return std::string(reinterpret_cast<const char*>(&v4.sin_addr), sizeof v4.sin_addr);
+  }
+  return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) ? std::string(bytes + 12, 4) : std::string(bytes, 8);
+}
+
 // Returns a socket that listens; sets *port to the one that is bound.
 absl::StatusOr<Socket> ListenOn(const addrinfo& address, int* port) {
   Socket socket(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -122,14 +133,19 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(HostPort* address, co
       new Acceptor(std::move(listeners), std::move(stop), limits, refused));
 }
 
-bool Acceptor::HasRoom(int fd) {
+bool Acceptor::HasRoom(int fd, const std::string& host) {
   if (static_cast<uint32_t>(fd) >= limits_.descriptor) return false;
-  if (open_.size() >= limits_.connections && Now() - looked_ >= kLookInterval) {
+  if (!places_.MayTake(host, 1) && Now() - looked_ >= kLookInterval) {
     looked_ = Now();
-    std::erase_if(open_, [](const Open& each) { return CookieOf(each.fd) != each.cookie; });
+    std::erase_if(open_, [this](const Open& each) {
+      const bool has_ended = CookieOf(each.fd) != each.cookie;
+      if (has_ended) places_.Return(each.host, 1);
+      return has_ended;
+    });
   }
-  if (open_.size() >= limits_.connections) return false;
-  open_.push_back({fd, CookieOf(fd)});
+  if (!places_.MayTake(host, 1)) return false;
+  places_.Take(host, 1);
+  open_.push_back({fd, CookieOf(fd), host});
   return true;
 }
 
@@ -155,7 +171,10 @@ void Acceptor::Loop() {
 
 bool Acceptor::AcceptAll(int listener) {
   for (int i = 0; i < kAcceptsAtATime; ++i) {
-    Socket connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    Socket connection(accept4(listener, reinterpret_cast<sockaddr*>(&peer), &length,
+                              SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.fd() < 0) {
       const bool is_full =
           errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
@@ -167,14 +186,14 @@ bool Acceptor::AcceptAll(int listener) {
       if (errno == ECONNABORTED || errno == EINTR || errno == EPROTO) continue;
       return true;
     }
-    if (HasRoom(connection.fd())) {
+    if (HasRoom(connection.fd(), HostOf(peer))) {
       handler_(listener, connection.Release());
       continue;
     }
     refused_.Add(1);
     if (log_.Admits(Now())) {
-      spdlog::warn("refused a connection: {} may be open, with descriptors below {}",
-                   limits_.connections, limits_.descriptor);
+      spdlog::warn("refused a connection: {} may be open, those of one host half of them",
+                   places_.count());
     }
   }
   return true;

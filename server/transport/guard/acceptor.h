@@ -2,14 +2,17 @@
 // accepts again once the process has run out of descriptors (CVE-2023-4785).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/base/thread.h"
+#include "server/base/fair_quota.h"
 #include "server/base/log_limit.h"
 #include "server/base/metrics.h"
 #include "server/net/address.h"
@@ -42,7 +45,8 @@ class Acceptor {
  public:
   struct Limits {
     uint32_t descriptor = kMaxConnectionDescriptor;
-    uint64_t connections = kMaxConnectionDescriptor;  // that are open
+    // That are open. Hosts share them (FairQuota); all addresses of an IPv6 /64 are one host.
+    uint64_t connections = kMaxConnectionDescriptor;
   };
   // Takes the two descriptors, of which the caller owns the second: a listening socket, and a
   // connection that does not block. Called from the acceptor's thread.
@@ -61,23 +65,26 @@ class Acceptor {
   struct Open {
     int fd;
     uint64_t cookie;
+    std::string host;
   };
 
   Acceptor(std::vector<Socket> listeners, Socket stop, const Limits& limits, Counter& refused)
       : listeners_(std::move(listeners)),
         stop_(std::move(stop)),
         limits_(limits),
+        places_(std::min<uint64_t>(limits.connections, limits.descriptor)),
         refused_(refused) {}
 
   void Loop();
   // Accepts what waits at one socket. Returns false when no descriptor is left.
   bool AcceptAll(int listener);
   // Returns whether there may be this connection too; looks which others have ended, if need be.
-  bool HasRoom(int fd);
+  bool HasRoom(int fd, const std::string& host);
 
   const std::vector<Socket> listeners_;
   const Socket stop_;  // an eventfd
   const Limits limits_;
+  FairQuota places_;  // of open_
   Counter& refused_;
   LogLimit log_{"about connections that are refused"};
   Handler handler_;

@@ -33,7 +33,8 @@ class ControlService {
   // At most this many residuals are being read or wait for their callers to receive them.
   static constexpr uint32_t kMaxReads = 32;
   // At most this many snapshots are being restored, which takes memory and threads for long.
-  static constexpr uint32_t kMaxRestores = 4;
+  static constexpr uint32_t kMaxRestores = 3;
+  static_assert(kMaxRestores < kThreads);
 
   // The references must outlive the service. At most `max_waiting_joins` nodes wait at a
   // time; others get ResourceExhausted.

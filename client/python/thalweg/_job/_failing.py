@@ -16,8 +16,10 @@ def is_failing() -> bool:
     Call note_failures() long before. A script that catches an error, and then ends by itself with
     sys.exit(1), looks as if it had ended well.
     """
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return os.getpid() in _failed or _is_failure(error)
+    # In an interactive one, an error ends nothing.
+    is_interactive = sys.flags.interactive or hasattr(sys, "ps1") or "IPython" in sys.modules
+    last = None if is_interactive else getattr(sys, "last_value", None)
+    return os.getpid() in _failed or _is_failure(sys.exc_info()[1] or last)
 
 
 @functools.cache

@@ -269,7 +269,11 @@ class ServerOptimizer(Clipping):
         self._accumulates = value
 
     def close(self) -> None:
-        """Leaves the job, with the weights of the last step. May be called again."""
+        """Leaves the job, with the weights of the last step. May be called again.
+
+        With snapshots, a call while an exception is on its way, or is being handled, fails the job
+        instead: its snapshots stay.
+        """
         for hook in self._hooks:
             hook.remove()
         for bucket in self._buckets:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from thalweg import _C
 from thalweg._job import _collectives
@@ -79,17 +80,24 @@ def _restored(restore_latest: Callable[[], int | None], meeting: Meeting) -> int
     """Returns what the first worker's call returns, which takes as long as shards read their files:
     the others hear from time to time that it goes on.
     """
-    pool = ThreadPoolExecutor(1)
-    call = pool.submit(restore_latest) if meeting.rank == 0 else None
-    try:
-        is_over = False
-        while not is_over:
-            if call is not None:
-                wait([call], meeting.timeout / 2)
-            is_over = all(_collectives.gather(call is None or call.done(), meeting))
-    finally:
-        pool.shutdown(wait=False)
+    call: Future[int | None] | None = None
+    if meeting.rank == 0:
+        call = Future()
+        # A process that ends meanwhile does not wait for it.
+        threading.Thread(target=_call, args=(restore_latest, call), daemon=True).start()
+    is_over = False
+    while not is_over:
+        if call is not None:
+            wait([call], meeting.timeout / 2)
+        is_over = all(_collectives.gather(call is None or call.done(), meeting))
     return _collectives.gather_made(_nothing if call is None else call.result, meeting)[0]
+
+
+def _call(function: Callable[[], int | None], call: Future[int | None]) -> None:
+    try:
+        call.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        call.set_exception(error)
 
 
 def _connect(serving: Serving, session: _C.Session) -> int:
