@@ -9,6 +9,7 @@ import pytest
 import thalweg
 from thalweg import _binaries
 from thalweg._job._processes import Server
+from thalweg._settings._config import ConfigError
 from thalweg.cli import _passed_on, _run, _types, main
 from thalweg.cli._run import Plan
 
@@ -231,6 +232,21 @@ def test_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     path = list(sys.path)
     _run.check_is_there(["-m", "mine_alone"])
     assert sys.path == path
+
+
+def test_module_of_this_program_itself_is_not_there():
+    with pytest.raises(ConfigError, match="there is no module '__main__'"):
+        _run.check_is_there(["-m", "__main__"])
+
+
+@pytest.mark.parametrize(("codec", "switch"), [("fp16", "1"), (None, "0")])
+def test_codec_of_an_argument_wins_over_a_variable_that_switches_all_off(
+    codec, switch, monkeypatch
+):
+    monkeypatch.setenv("THALWEG_ENABLE", "0")
+    plan = dataclasses.replace(PLAN, codec=codec, variables={})
+    env = _run._worker_environment(plan, rank=0, sidecar="/s", port=99, aggregators=())
+    assert env["THALWEG_ENABLE"] == switch
 
 
 SERVERS = [("aggregator", _binaries.AGGREGATOR), ("sidecar", _binaries.SIDECAR)]

@@ -113,6 +113,22 @@ def test_comparison_with_a_single_worker_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
+    "variables", [{"THALWEG_PS": "adamw"}, {"THALWEG_PS_MODE": "local", "THALWEG_PS_EVERY": "2"}]
+)
+def test_comparison_refuses_variables_that_win_over_codecs(
+    variables, tmp_path, monkeypatch, capsys
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "script.py"
+    script.touch()
+    assert main(["run", "--nodes", "2", "--compare", "--codec", "fp16", str(script)]) == 2
+    assert f"{next(iter(variables))}={next(iter(variables.values()))} wins" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
     ("ends", "message"),
     [
         ([(3, 0)], "the run with plain DDP has ended with code 3"),

@@ -98,3 +98,17 @@ def test_what_a_profiled_script_raises_keeps_its_traceback(error, tmp_path, monk
     monkeypatch.setattr(_profile_worker, "run", fail)
     with pytest.raises(type(error)):
         main(["profile", "--here", "--out", str(tmp_path), __file__])
+
+
+@pytest.mark.parametrize("command", ["run", "profile", "status"])
+def test_help_is_readable_where_the_output_has_not_all_its_characters(command):
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "thalweg", command, "--help"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\u" in done.stdout or "\\x" in done.stdout

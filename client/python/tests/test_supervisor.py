@@ -187,11 +187,20 @@ sys.exit(code)
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_workers_die_with_the_launcher(signum, code):
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     ) as launcher:
         pids = [int(launcher.stdout.readline().split()[-1]) for _ in range(2)]
         workers = [os.pidfd_open(pid) for pid in pids]

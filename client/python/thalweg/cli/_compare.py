@@ -36,6 +36,10 @@ def compare(plan: _run.Plan) -> int:
     Raises ConfigError when there is one worker, a run has too few steps, the first is not plain
     DDP, or the second is.
     """
+    served, local = _config.Served.from_env(), _config.LocalUpdates.from_env()
+    if served.kind or local.every:
+        asked = served.variables if served.kind else local.variables
+        raise ConfigError(f"--compare is for codecs, over which {asked[0]} wins: unset it")
     codec = plan.codec or _config.Activation.from_env().codec
     if not codec:
         raise ConfigError("--compare needs a codec: give --codec, or set THALWEG_CODEC")

@@ -44,7 +44,7 @@ exit codes:
   N      the worst exit code among the processes that failed (128 + signal for killed ones)
   1      a server failed
   2      wrong arguments
-  130    Ctrl-C;  143  SIGTERM
+  130    Ctrl-C;  143  SIGTERM;  129  SIGHUP, when a terminal closes
 """.replace("@CODECS@", codecs.usage())
 
 _DOCTOR_EPILOG = """\

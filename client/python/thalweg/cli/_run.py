@@ -89,6 +89,8 @@ def check_is_there(command: list[str]) -> None:
     sys.path.insert(0, "")  # where `python -m` looks first
     try:
         found = package and importlib.util.find_spec(package)
+    except ValueError:  # of __main__, which is this program
+        found = None
     finally:
         sys.path.remove("")
     if not found:
@@ -194,6 +196,8 @@ def _worker_environment(
     env |= plan.variables
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
+        if _variables.is_off(env):  # an argument wins over variables
+            env["THALWEG_ENABLE"] = "1"
     if plan.local_shards is not None:
         env["THALWEG_LOCAL_SHARDS"] = plan.local_shards
     if plan.timeout is not None:

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +152,7 @@ def collectives(addresses: Sequence[str], access: _http.Access, show: _Show) -> 
 
 def _frame(lines: Sequence[str]) -> str:
     """Replaces the terminal's contents without flicker."""
-    rows = os.get_terminal_size().lines - 1
+    rows = shutil.get_terminal_size().lines - 1
     return _HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines[:rows]) + _CLEAR_REST
 
 

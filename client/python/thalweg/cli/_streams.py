@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ def open_closed() -> None:
             stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+    # As standard error, standard output takes what its encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard(stream: TextIO) -> None:

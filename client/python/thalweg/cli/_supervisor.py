@@ -21,7 +21,7 @@ _MAX_LINE_BYTES = 64 << 10
 
 
 class Interrupted(Exception):
-    """SIGINT or SIGTERM reached this process."""
+    """SIGINT, SIGTERM or SIGHUP reached this process."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -75,7 +75,8 @@ class Supervisor:
     """Runs everything on one thread, because a child's parent-death signal is tied to its parent's
     thread.
 
-    Use it as a context manager on the main thread: it handles SIGINT and SIGTERM meanwhile.
+    Use it as a context manager on the main thread: it handles SIGINT and SIGTERM meanwhile,
+    and SIGHUP, unless that is ignored (nohup).
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
@@ -90,7 +91,9 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup_writer)
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+                continue
             self._old_handlers[signum] = signal.signal(signum, self._on_signal)
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
         return self

@@ -93,7 +93,17 @@ def _read(path: Path) -> TraceFile:
             trace = _process(path, args)
         elif trace is None:
             continue  # process_name: merging makes a new one
-        elif name == "thalweg_offset":
+        else:
+            _add(path, trace, event, args)
+    if trace is None:
+        raise ConfigError(f"{path} is no trace of Thalweg: it does not say of which process")
+    return trace
+
+
+def _add(path: Path, trace: TraceFile, event: Event, args: dict[str, Any]) -> None:
+    name = event.get("name")
+    try:
+        if name == "thalweg_offset":
             trace.offsets.append(
                 Offset(args["at_ns"], args["clock"], args["offset_ns"], args["error_ns"])
             )
@@ -101,9 +111,8 @@ def _read(path: Path) -> TraceFile:
             trace.dropped = args["spans"]
         else:
             trace.events.append(event)
-    if trace is None:
-        raise ConfigError(f"{path} is no trace of Thalweg: it does not say of which process")
-    return trace
+    except KeyError as missing:
+        raise ConfigError(f"{path} is damaged: a line {name!r} has no {missing}") from None
 
 
 def _events(path: Path) -> Iterator[tuple[Event | None, bool]]:
