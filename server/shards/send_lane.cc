@@ -34,7 +34,7 @@ SendLane::SendLane(const std::vector<uint32_t>& windows, const std::vector<doubl
 
 bool SendLane::Push(uint32_t shard, Contribution contribution) {
   Queue& queue = queues_[shard];
-  const double most = std::ranges::max(queues_, {}, &Queue::next_place).next_place;
+  const double most = std::ranges::max_element(queues_, {}, &Queue::next_place)->next_place;
   const double place = std::max(queue.next_place, OldestBut(shard).value_or(most));
   queue.next_place = place + queue.step;
   queue.places.push_back(place);

@@ -88,7 +88,7 @@ def test_cluster_with_two_shards_has_every_phase_and_torch_fits_in(tmp_path, cap
     assert sorted(trace.program for trace in found) == 2 * ["aggregator"] + 2 * ["sidecar"] + 2 * [
         "worker"
     ]
-    # Of five comparisons with either shard some may fail on a busy machine. All programs read one
+    # A busy machine may lose some of the five comparisons with either shard. All programs read one
     # clock here, so a comparison's result is at most its error.
     for trace in found:
         assert len(trace.offsets) >= (8 if trace.program == "sidecar" else 0)

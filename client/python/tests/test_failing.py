@@ -35,6 +35,7 @@ def said(rest: str, *flags: str) -> str:
         ("sys.exit(0)", "ends"),
         ("raise ValueError", "fails"),
         ("raise KeyboardInterrupt", "fails"),
+        ("import IPython\nraise ValueError", "fails"),  # as libraries do
         ("try:\n    raise ValueError\nexcept ValueError:\n    pass", "ends"),
         ("try:\n    raise ValueError\nexcept ValueError:\n    del owner", "fails"),
         ("try:\n    raise ValueError\nfinally:\n    del owner", "fails"),
@@ -46,3 +47,9 @@ def test_exception_that_is_on_its_way_or_has_ended_the_program_is_a_failure(rest
 
 def test_error_of_an_interactive_session_ends_nothing():
     assert said("raise ValueError", "-i") == "ends"
+
+
+def test_error_of_a_notebooks_cell_ends_nothing():
+    cells = "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
+    cells += "sys.last_value = Shell.instance().run_cell('1 / 0').error_in_exec\n"
+    assert said(cells).endswith("ends")

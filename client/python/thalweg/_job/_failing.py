@@ -16,10 +16,15 @@ def is_failing() -> bool:
     Call note_failures() long before. A script that catches an error, and then ends by itself with
     sys.exit(1), looks as if it had ended well.
     """
-    # In an interactive one, an error ends nothing.
-    is_interactive = sys.flags.interactive or hasattr(sys, "ps1") or "IPython" in sys.modules
-    last = None if is_interactive else getattr(sys, "last_value", None)
+    last = None if _is_interactive() else getattr(sys, "last_value", None)
     return os.getpid() in _failed or _is_failure(sys.exc_info()[1] or last)
+
+
+def _is_interactive() -> bool:
+    """Whether an error ends nothing here: it leaves the prompt, or the next cell of a notebook."""
+    shell = sys.modules.get("IPython")  # which libraries import, too
+    in_cells = shell is not None and shell.get_ipython() is not None
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1") or in_cells
 
 
 @functools.cache
