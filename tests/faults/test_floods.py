@@ -102,10 +102,13 @@ def test_garbage_pings_idle_connections_and_guessed_tokens_do_no_harm(hosted, tm
         with contextlib.ExitStack() as connections:
             host, port = attacked.address.rsplit(":", 1)
             rng = random.Random(1)
-            for idle in range(300):
-                client = connections.enter_context(socket.create_connection((host, int(port))))
+            for idle in range(300):  # another host than those of the job and of the stranger
+                client = connections.enter_context(
+                    socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0))
+                )
                 if idle % 2:
-                    client.sendall(rng.randbytes(500))
+                    with contextlib.suppress(ConnectionError):  # one host may open half of 341
+                        client.sendall(rng.randbytes(500))
             with RawHttp2(attacked.address) as connection:
                 if connection.ping(20_000):
                     connection.await_handled()
