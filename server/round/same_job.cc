@@ -1,5 +1,7 @@
 #include "server/round/same_job.h"
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,15 @@ std::string HostsText(const JoinRequest& request) {
     }
   };
   return absl::StrCat("'", absl::StrJoin(HostsOf(request), ", ", append), "'");
+}
+
+std::string LossesText(const Losses& losses) {
+  return absl::StrCat(losses.min_nodes, " after ", ToSeconds(losses.grace), " s");
+}
+
+// A node of this process says parts of a millisecond, too; the wire carries none.
+int64_t InMs(Duration time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
 }
 
 }  // namespace
@@ -57,14 +68,16 @@ absl::Status CheckSameJob(const JoinRequest& first, const JoinRequest& request) 
   if (r.window_chunks != first.window_chunks) {
     return differs("the window in chunks", r.window_chunks, first.window_chunks);
   }
+  if (InMs(r.round_timeout) != InMs(first.round_timeout)) {
+    return differs("the timeout of a round in ms", InMs(r.round_timeout),
+                   InMs(first.round_timeout));
+  }
   if (r.costs.size() != first.costs.size()) {
     return differs("the number of codecs with a cost", r.costs.size(), first.costs.size());
   }
   if (r.losses != first.losses) {
-    const auto text = [](const Losses& losses) {
-      return absl::StrCat(losses.min_nodes, " after ", ToSeconds(losses.grace), " s");
-    };
-    return differs("the number of nodes that it goes on with", text(r.losses), text(first.losses));
+    return differs("the number of nodes that it goes on with", LossesText(r.losses),
+                   LossesText(first.losses));
   }
   if (r.codec != first.codec) {
     return differs("the codec", r.codec.ToString(), first.codec.ToString());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <utility>
@@ -36,6 +37,14 @@ TEST(SameJobTest, ShardsThatNobodyHostsMayBeListedOrNot) {
   EXPECT_TRUE(CheckSameJob(Request(0), other).ok());
 }
 
+TEST(SameJobTest, TimeoutsMayDifferInWhatTheWireDoesNotCarry) {
+  JoinRequest first = Request(0);
+  first.round_timeout = std::chrono::microseconds(800'800);
+  JoinRequest other = Request(1);
+  other.round_timeout = std::chrono::milliseconds(800);
+  EXPECT_TRUE(CheckSameJob(first, other).ok());
+}
+
 TEST(SameJobTest, DifferenceIsNamedWithBothValuesAndNodes) {
   const std::vector<std::pair<std::function<void(JoinRequest&)>, std::string>> cases = {
       {[](JoinRequest& r) { r.resume.emplace(); },
@@ -52,6 +61,8 @@ TEST(SameJobTest, DifferenceIsNamedWithBothValuesAndNodes) {
        "the chunk size in bytes is 64, node 0 (alpha) says 0"},
       {[](JoinRequest& r) { r.window_chunks = 8; },
        "the window in chunks is 8, node 0 (alpha) says 0"},
+      {[](JoinRequest& r) { r.round_timeout = std::chrono::seconds(8); },
+       "the timeout of a round in ms is 8000, node 0 (alpha) says 0"},
       {[](JoinRequest& r) { r.costs.resize(1); },
        "the number of codecs with a cost is 1, node 0 (alpha) says 0"},
   };
