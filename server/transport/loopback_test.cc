@@ -140,6 +140,16 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
             "aggregator shard 3 at " + server_->address() + ": job 'bert': node 1 did not join");
 }
 
+TEST_F(LoopbackTest, ErrorsOfAJobNameItsOwnNumberOfAShardThatOthersNumberDifferently) {
+  ASSERT_NO_FATAL_FAILURE(Join());
+  const auto other = remote_->Join(ToShard(1), std::make_shared<RecordingEvents>(), Soon());
+  ASSERT_TRUE(other.ok()) << other.status();
+  shard_.register_answer = absl::InvalidArgumentError("tensor 'w' differs");
+  const std::string rest = " at " + server_->address() + ": tensor 'w' differs";
+  EXPECT_EQ(Message(member_->Register({}, Soon())), "aggregator shard 3" + rest);
+  EXPECT_EQ(Message((*other)->Register({}, Soon())), "aggregator shard 1" + rest);
+}
+
 TEST_F(LoopbackTest, ControlCallsArrive) {
   ASSERT_NO_FATAL_FAILURE(Join());
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};

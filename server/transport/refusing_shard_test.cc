@@ -81,7 +81,7 @@ TEST_F(RefusingShardTest, StreamIsOpenedAgainWithPausesUntilTheGraceIsOver) {
 }
 
 TEST_F(RefusingShardTest, CallIsRepeatedWithPausesUntilTheGraceIsOver) {
-  ControlClient client({.address = "the shard", .grace = kGrace}, channel_);
+  ControlClient client({.name = "the shard", .grace = kGrace}, channel_);
   v1::HeartbeatResponse response;
   const absl::Status status = client.CallAgain(
       &v1::Control::Stub::Heartbeat, v1::HeartbeatRequest(), &response, Now() + kTestPatience);

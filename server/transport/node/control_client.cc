@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/mutex.h"
 #include "core/base/status_macros.h"
 #include "server/transport/proofs.h"
 #include "server/transport/wire/control_codec.h"
@@ -22,25 +23,15 @@ constexpr Duration kPauseOfConnection = std::chrono::milliseconds(100);
 ControlClient::ControlClient(Options options, std::shared_ptr<grpc::Channel> channel)
     : options_(std::move(options)),
       channel_(std::move(channel)),
-      stub_(v1::Control::NewStub(channel_)),
-      name_(absl::StrCat("aggregator at ", options_.address)) {}
-
-void ControlClient::SetName(uint32_t shard) {
-  MutexLock lock(mutex_);
-  name_ = absl::StrCat("aggregator shard ", shard, " at ", options_.address);
-}
-
-std::string ControlClient::name() {
-  MutexLock lock(mutex_);
-  return name_;
-}
+      stub_(v1::Control::NewStub(channel_)) {}
 
 bool ControlClient::Pause(Duration time, TimePoint give_up) {
   const TimePoint next = Now() + time;
   if (next >= give_up) return false;
+  Mutex mutex;
   CondVar never;
-  MutexLock lock(mutex_);
-  never.WaitUntil(mutex_, next, [] { return false; });
+  MutexLock lock(mutex);
+  never.WaitUntil(mutex, next, [] { return false; });
   return true;
 }
 

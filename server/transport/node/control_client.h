@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
-#include "core/base/mutex.h"
 #include "core/exchange/join.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
@@ -23,7 +22,7 @@ namespace thalweg {
 class ControlClient {
  public:
   struct Options {
-    std::string address;
+    std::string name;  // of the shard, in errors: "aggregator shard 1 at …"
     bool has_tls = false;
     Duration grace{};  // how long a call that must be harmless is repeated when connections break
   };
@@ -75,10 +74,8 @@ class ControlClient {
   // shard refuses any identity.
   absl::Status Join(const JoinRequest& request, v1::JoinResponse* response, TimePoint deadline);
 
-  // Names the shard in errors from now on: "aggregator shard 1 at …".
-  void SetName(uint32_t shard);
-  std::string name();
-  absl::Status Named(const absl::Status& status) { return Prefixed(name(), status); }
+  const std::string& name() const { return options_.name; }
+  absl::Status Named(const absl::Status& status) const { return Prefixed(name(), status); }
 
  private:
   // Between two calls to a shard that has too much to do.
@@ -86,7 +83,7 @@ class ControlClient {
   static constexpr Duration kLongestPause = std::chrono::milliseconds(200);
 
   // Waits for so long; returns false at once if `give_up` is not later.
-  bool Pause(Duration time, TimePoint give_up);
+  static bool Pause(Duration time, TimePoint give_up);
   // Waits a moment, and then for a connection; returns false at `give_up`.
   bool WaitToCallAgain(TimePoint give_up);
   // Returns whether there is a connection; false at `give_up`, or when `stop` ends the wait.
@@ -103,9 +100,6 @@ class ControlClient {
   const Options options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Control::Stub> stub_;
-
-  Mutex mutex_;
-  std::string name_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

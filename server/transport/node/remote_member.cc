@@ -21,9 +21,12 @@ absl::Status HasLeft() { return absl::FailedPreconditionError("the node has left
 
 }  // namespace
 
-RemoteMember::RemoteMember(ControlClient& control, SessionToken token, Terms terms,
+RemoteMember::RemoteMember(std::unique_ptr<ControlClient> control, SessionToken token, Terms terms,
                            std::shared_ptr<ShardStreams> streams)
-    : control_(control), token_(token), terms_(std::move(terms)), streams_(std::move(streams)) {}
+    : control_(std::move(control)),
+      token_(token),
+      terms_(std::move(terms)),
+      streams_(std::move(streams)) {}
 
 std::shared_ptr<ShardStreams> RemoteMember::streams() {
   MutexLock lock(mutex_);
@@ -35,7 +38,7 @@ absl::Status RemoteMember::Call(ControlClient::Method<Request, Response> method,
                                 Response* response, TimePoint deadline) {
   if (streams() == nullptr) return HasLeft();
   request.set_token(token_);
-  return control_.CallAgain(method, request, response, deadline);
+  return control_->CallAgain(method, request, response, deadline);
 }
 
 template <typename Request, typename Response>
@@ -43,7 +46,7 @@ absl::Status RemoteMember::Read(ControlClient::Method<Request, Response> method,
                                 Response* response, TimePoint deadline) {
   if (streams() == nullptr) return HasLeft();
   request.set_token(token_);
-  return control_.CallWhenFree(method, request, response, deadline);
+  return control_->CallWhenFree(method, request, response, deadline);
 }
 
 absl::Status RemoteMember::Register(const BucketAnnouncement& bucket, TimePoint deadline) {
@@ -76,7 +79,7 @@ absl::StatusOr<std::vector<float>> RemoteMember::ReadResidual(BucketId bucket, u
   v1::ReadResidualResponse response;
   THALWEG_RETURN_IF_ERROR(Read(&v1::Control::Stub::ReadResidual, request, &response, deadline));
   absl::StatusOr<std::vector<float>> values = FloatsFromBytes(response.values());
-  if (!values.ok()) return control_.Named(values.status());
+  if (!values.ok()) return control_->Named(values.status());
   return values;
 }
 
@@ -105,7 +108,7 @@ absl::StatusOr<WeightsSlice> RemoteMember::ReadWeights(BucketId bucket, uint32_t
   v1::ReadWeightsResponse response;
   THALWEG_RETURN_IF_ERROR(Read(&v1::Control::Stub::ReadWeights, request, &response, deadline));
   auto values = FloatsFromBytes(response.values());
-  if (!values.ok()) return control_.Named(values.status());
+  if (!values.ok()) return control_->Named(values.status());
   return WeightsSlice{*std::move(values), response.steps()};
 }
 
@@ -129,7 +132,7 @@ absl::StatusOr<SnapshotReport> RemoteMember::Snapshots(const SnapshotCall& call,
                               ? Read(method, ToProto(call), &response, deadline)
                               : Call(method, ToProto(call), &response, deadline));
   auto report = FromProto(response);
-  if (!report.ok()) return control_.Named(report.status());
+  if (!report.ok()) return control_->Named(report.status());
   return report;
 }
 
@@ -156,7 +159,7 @@ void RemoteMember::Leave(const absl::Status& reason) {
   request.set_reason(why.error_message());
   v1::LeaveResponse response;
   const absl::Status left =
-      control_.CallAgain(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
+      control_->CallAgain(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
   if (left.ok()) {
     streams->Finish();
     if (streams->WaitDone(Now() + kLeaveTime)) return;
@@ -165,7 +168,7 @@ void RemoteMember::Leave(const absl::Status& reason) {
   }
   streams->Cancel();
   if (!streams->WaitDone(Now() + kCancelTime)) {
-    spdlog::error("{}: a stream has not ended after it was cancelled", control_.name());
+    spdlog::error("{}: a stream has not ended after it was cancelled", control_->name());
   }
 }
 

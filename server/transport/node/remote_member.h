@@ -17,8 +17,7 @@ namespace thalweg {
 // A RemoteMember is thread-safe. See RemoteShard for what it adds to Member's contract.
 class RemoteMember final : public Member {
  public:
-  // `control` must outlive the member's leaving.
-  RemoteMember(ControlClient& control, SessionToken token, Terms terms,
+  RemoteMember(std::unique_ptr<ControlClient> control, SessionToken token, Terms terms,
                std::shared_ptr<ShardStreams> streams);
   ~RemoteMember() override { Leave(absl::OkStatus()); }
 
@@ -52,7 +51,7 @@ class RemoteMember final : public Member {
   // Returns null when the node has left.
   std::shared_ptr<ShardStreams> streams();
 
-  ControlClient& control_;
+  const std::unique_ptr<ControlClient> control_;
   const SessionToken token_;
   const Terms terms_;
 

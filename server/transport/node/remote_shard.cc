@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
@@ -35,7 +36,7 @@ class GrpcRemoteShard final : public RemoteShard {
         pollers_(options.pollers != nullptr ? options.pollers : MakePollers(1)),
         credentials_(MakeChannelCredentials(options.tls)),
         connections_{{Connect(), &pollers_->Next()}},
-        control_({address, options.tls.enabled(), options.grace}, connections_.front().channel) {}
+        control_(Named(absl::StrCat("aggregator at ", address)), connections_.front().channel) {}
 
   absl::StatusOr<LinkSpeed> MeasureLink(uint32_t num_nodes, TimePoint deadline,
                                         const std::stop_token& stop) override {
@@ -60,20 +61,23 @@ class GrpcRemoteShard final : public RemoteShard {
                                                TimePoint deadline) override {
     JoinRequest request = of_node;
     request.grace = options_.grace;
-    control_.SetName(request.shard);
     const std::vector<ShardStreams::Connection> connections = OpenConnections(request.link);
+    // Jobs number their shards each in its own way.
+    auto control = std::make_unique<ControlClient>(
+        Named(absl::StrCat("aggregator shard ", request.shard, " at ", address_)),
+        connections.front().channel);
     v1::JoinResponse response;
-    THALWEG_RETURN_IF_ERROR(control_.WhenConnected(
-        deadline, request.stop, [&] { return control_.Join(request, &response, deadline); }));
+    THALWEG_RETURN_IF_ERROR(control->WhenConnected(
+        deadline, request.stop, [&] { return control->Join(request, &response, deadline); }));
     absl::StatusOr<Terms> terms = FromProto(response);
-    if (!terms.ok()) return control_.Named(terms.status());
-    spdlog::debug("joined '{}' at {}, release {}", request.job, control_.name(),
+    if (!terms.ok()) return control->Named(terms.status());
+    spdlog::debug("joined '{}' at {}, release {}", request.job, control->name(),
                   Printable(response.server_version(), kMaxNameBytes));
     const ShardStreams::Ticket ticket{response.token(), request.identity, request.signer};
-    return std::make_unique<RemoteMember>(
-        control_, ticket.token, *std::move(terms),
-        ShardStreams::Open({connections, control_.name(), ticket, options_.grace},
-                           std::move(events), counters_));
+    std::shared_ptr<ShardStreams> streams = ShardStreams::Open(
+        {connections, control->name(), ticket, options_.grace}, std::move(events), counters_);
+    return std::make_unique<RemoteMember>(std::move(control), ticket.token, *std::move(terms),
+                                          std::move(streams));
   }
 
  private:
@@ -82,6 +86,10 @@ class GrpcRemoteShard final : public RemoteShard {
     TimePoint at;            // its end
     LinkSpeed speed;
   };
+
+  ControlClient::Options Named(std::string name) const {
+    return {std::move(name), options_.tls.enabled(), options_.grace};
+  }
 
   absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline,
                                  const std::stop_token& stop) {
@@ -121,7 +129,7 @@ class GrpcRemoteShard final : public RemoteShard {
   Measurement measured_ ABSL_GUARDED_BY(mutex_);
   // The control calls use the first one too.
   std::vector<ShardStreams::Connection> connections_ ABSL_GUARDED_BY(mutex_);
-  ControlClient control_;
+  ControlClient control_;  // of calls that belong to no job
 };
 
 }  // namespace

@@ -25,17 +25,18 @@ class KnownMember {
   KnownMember(const std::shared_ptr<grpc::Channel>& channel, ShardStreams::Ticket ticket,
               Terms terms, std::shared_ptr<MemberEvents> events, MetricRegistry& metrics)
       : token_(ticket.token),
-        control_({.address = "the shard"}, channel),
-        member_(control_, token_, std::move(terms),
-                ShardStreams::Open({{{channel, &pollers_.Next()}}, "the shard", std::move(ticket)},
-                                   std::move(events), StreamCounters::In(metrics, "client"))) {}
+        member_(
+            std::make_unique<ControlClient>(ControlClient::Options{.name = "the shard"}, channel),
+            token_, std::move(terms),
+            ShardStreams::Open({{{channel, &pollers_.Next()}}, "the shard", std::move(ticket)},
+                               std::move(events), StreamCounters::In(metrics, "client"))) {}
 
   // Joins, and waits for the other nodes.
   static absl::StatusOr<std::unique_ptr<KnownMember>> Join(
       const std::shared_ptr<grpc::Channel>& channel, const JoinRequest& request,
       std::shared_ptr<MemberEvents> events, MetricRegistry& metrics) {
     v1::JoinResponse response;
-    THALWEG_RETURN_IF_ERROR(ControlClient({.address = "the shard"}, channel)
+    THALWEG_RETURN_IF_ERROR(ControlClient({.name = "the shard"}, channel)
                                 .Join(request, &response, Now() + kTestPatience));
     THALWEG_ASSIGN_OR_RETURN(Terms terms, FromProto(response));
     return std::make_unique<KnownMember>(
@@ -49,7 +50,6 @@ class KnownMember {
  private:
   const SessionToken token_;
   Pollers pollers_{1};
-  ControlClient control_;
   RemoteMember member_;
 };
 
