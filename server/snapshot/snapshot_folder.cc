@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,15 +42,24 @@ std::optional<SnapshotId> IdOf(const fs::path& path) {
   return id;
 }
 
-// Returns the paths in a folder; none if it cannot be read.
-std::vector<fs::path> PathsIn(const std::string& folder) {
+// Returns the paths in a folder. NotFound: there is none; other errors: it cannot be read.
+absl::StatusOr<std::vector<fs::path>> PathsIn(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> paths;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     paths.push_back(entry->path());
   }
-  return paths;
+  if (!error) return paths;
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", folder.string()));
+}
+
+// Does the same, or returns none and says why in the log.
+std::vector<fs::path> ReadablePathsIn(const fs::path& folder) {
+  absl::StatusOr<std::vector<fs::path>> paths = PathsIn(folder);
+  if (paths.ok()) return *std::move(paths);
+  spdlog::warn("{}; left alone for now", Text(paths.status()));
+  return {};
 }
 
 bool IsUnfinished(const fs::path& path) {
@@ -71,13 +81,15 @@ bool WasSetAside(const std::string& name) {
 // there is somebody else's.
 std::vector<fs::path> JobFolders(const std::string& path, bool (&fit)(const std::string&)) {
   std::vector<fs::path> found;
-  for (const fs::path& folder : PathsIn(path)) {
+  for (const fs::path& folder : ReadablePathsIn(path)) {
     std::error_code error;
     if (!fit(folder.filename().string()) || !fs::is_directory(fs::symlink_status(folder, error))) {
       continue;
     }
-    const std::vector<fs::path> files = PathsIn(folder);
-    if (absl::c_all_of(files, [](const fs::path& f) { return IdOf(f) || IsUnfinished(f); })) {
+    const auto files = PathsIn(folder);
+    if (!files.ok()) {
+      spdlog::warn("{}; left alone for now", Text(files.status()));
+    } else if (absl::c_all_of(*files, [](const auto& f) { return IdOf(f) || IsUnfinished(f); })) {
       found.push_back(folder);
     }
   }
@@ -88,7 +100,9 @@ std::vector<fs::path> JobFolders(const std::string& path, bool (&fit)(const std:
 std::optional<fs::file_time_type> LastWritten(const fs::path& folder) {
   std::error_code error;
   fs::file_time_type last = fs::last_write_time(folder, error);
-  for (const fs::path& file : PathsIn(folder)) {
+  const auto files = PathsIn(folder);
+  if (error || !files.ok()) return std::nullopt;
+  for (const fs::path& file : *files) {
     if (!error) last = std::max(last, fs::last_write_time(file, error));
   }
   if (error) return std::nullopt;
@@ -112,7 +126,7 @@ std::vector<fs::path> ForgottenFolders(const std::string& path) {
 
 void RemoveUnfinished(const std::string& path) {
   for (const fs::path& folder : JobFolders(path, IsIdentity)) {
-    for (const fs::path& file : PathsIn(folder)) {
+    for (const fs::path& file : ReadablePathsIn(folder)) {
       std::error_code ignored;
       if (IsUnfinished(file)) fs::remove(file, ignored);
     }
@@ -153,23 +167,25 @@ std::string SnapshotFolder::PathOf(const std::string& identity, const SnapshotId
 }
 
 absl::StatusOr<SnapshotFile> SnapshotFolder::Create(const SnapshotHeader& header) {
-  std::error_code error;
   const std::string folder = FolderOf(header.identity);
-  const bool is_new = fs::create_directories(folder, error);
-  if (error) {
-    return absl::InternalError(absl::StrCat("cannot make ", folder, ": ", error.message()));
-  }
-  if (is_new) {
-    // Other users of the machine have no business with a job's weights.
-    fs::permissions(folder, fs::perms::owner_all, error);
+  std::error_code ignored;
+  fs::create_directories(path_, ignored);  // somebody may have removed it
+  // Other users of the machine have no business with a job's weights.
+  if (mkdir(folder.c_str(), S_IRWXU) == 0) {
     THALWEG_RETURN_IF_ERROR(SyncFolderOf(folder));
+  } else if (errno != EEXIST) {
+    return absl::InternalError(absl::StrCat("cannot make ", folder, ": ", std::strerror(errno)));
   }
   return SnapshotFile::Create(PathOf(header.identity, header.id), header);
 }
 
 std::vector<SnapshotHeader> SnapshotFolder::List(const std::string& identity) {
   std::vector<SnapshotHeader> found;
-  for (const fs::path& path : PathsIn(FolderOf(identity))) {
+  const std::string folder = FolderOf(identity);
+  const auto paths = PathsIn(folder);
+  NoteRead(folder, paths.status());
+  if (!paths.ok()) return found;
+  for (const fs::path& path : *paths) {
     const std::optional<SnapshotId> id = IdOf(path);
     if (!id) continue;
     {
@@ -182,14 +198,12 @@ std::vector<SnapshotHeader> SnapshotFolder::List(const std::string& identity) {
           absl::StrCat(path.string(), " is ", ToString(header->id), " of job '", header->job,
                        "' with another secret, or has been renamed"));
     }
-    if (header.ok()) {
-      found.push_back(*std::move(header));
-    } else if (absl::IsDataLoss(header.status()) || absl::IsFailedPrecondition(header.status())) {
+    if (absl::IsDataLoss(header.status()) || absl::IsFailedPrecondition(header.status())) {
       Refuse(path, header.status());
-    } else if (!absl::IsNotFound(header.status())) {  // it may be read the next time
-      MutexLock lock(mutex_);
-      if (unread_.insert(path).second) spdlog::warn("{}; left out for now", Text(header.status()));
+    } else {
+      NoteRead(path, header.status());
     }
+    if (header.ok()) found.push_back(*std::move(header));
   }
   std::sort(found.begin(), found.end(),
             [](const SnapshotHeader& a, const SnapshotHeader& b) { return a.id < b.id; });
@@ -214,6 +228,15 @@ void SnapshotFolder::Refuse(const std::string& path, const absl::Status& why) {
     if (!refused_.insert(path).second) return;
   }
   spdlog::warn("{}; the snapshot before it is used", Text(why));
+}
+
+void SnapshotFolder::NoteRead(const std::string& path, const absl::Status& status) {
+  MutexLock lock(mutex_);
+  if (status.ok() || absl::IsNotFound(status)) {
+    unread_.erase(path);
+  } else if (unread_.insert(path).second) {
+    spdlog::warn("{}; left out for now", Text(status));
+  }
 }
 
 void SnapshotFolder::Remove(const std::string& identity, const SnapshotId& id) {
@@ -253,7 +276,12 @@ std::string SnapshotFolder::SetAside(const std::string& identity) {
   const std::string aside = absl::StrCat(folder, kSetAside, ++set_aside_);
   std::error_code error;
   fs::rename(folder, aside, error);
-  if (!error) return aside;
+  if (!error) {
+    const auto was_there = [&](const std::string& path) { return path.starts_with(folder); };
+    std::erase_if(refused_, was_there);
+    std::erase_if(unread_, was_there);
+    return aside;
+  }
   if (error != std::errc::no_such_file_or_directory) {
     spdlog::warn("cannot remove {}: {}", folder, error.message());
   }

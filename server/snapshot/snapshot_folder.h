@@ -36,7 +36,7 @@ class SnapshotFolder {
   absl::StatusOr<SnapshotFile> Create(const SnapshotHeader& header);
 
   // Returns the headers of the job's snapshots, from the oldest on. A file that cannot be used is
-  // left out, and named in the log, once.
+  // left out, and named in the log, once; so is a folder that cannot be listed.
   std::vector<SnapshotHeader> List(const std::string& identity);
   // Reads the header of a snapshot alone.
   absl::StatusOr<SnapshotHeader> ReadHeader(const std::string& identity, const SnapshotId& id);
@@ -62,15 +62,18 @@ class SnapshotFolder {
   std::string PathOf(const std::string& identity, const SnapshotId& id) const;
   // Logs why a file is not used, unless it has done so.
   void Refuse(const std::string& path, const absl::Status& why);
+  // Logs why a file or folder cannot be read for now, once until it can be read, or is gone.
+  void NoteRead(const std::string& path, const absl::Status& status);
   void Remove(const std::string& identity, const SnapshotId& id);
 
   const std::string path_;
   const int lock_;  // a descriptor whose lock ends with the process
 
   Mutex mutex_;
-  std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);  // paths, as is the next
-  std::set<std::string> unread_ ABSL_GUARDED_BY(mutex_);   // once, for want of descriptors and such
-  uint64_t set_aside_ ABSL_GUARDED_BY(mutex_) = 0;         // how often that was done
+  // Paths, until the job is over; the second for want of descriptors and such.
+  std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> unread_ ABSL_GUARDED_BY(mutex_);
+  uint64_t set_aside_ ABSL_GUARDED_BY(mutex_) = 0;  // how often that was done
 };
 
 }  // namespace thalweg

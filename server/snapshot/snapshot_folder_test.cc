@@ -2,10 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/inotify.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -58,6 +63,50 @@ class SnapshotFolderTest : public ::testing::Test {
   std::unique_ptr<SnapshotFolder> folder_;
 };
 
+// Puts a link to itself where something is, which cannot be read any more: the system says ELOOP.
+class Unreadable {
+ public:
+  explicit Unreadable(fs::path path) : path_(std::move(path)) {
+    fs::rename(path_, aside_);
+    fs::create_symlink(path_.filename(), path_);
+  }
+  ~Unreadable() {
+    fs::remove(path_);
+    fs::rename(aside_, path_);
+  }
+  Unreadable(const Unreadable&) = delete;
+  Unreadable& operator=(const Unreadable&) = delete;
+
+ private:
+  const fs::path path_;
+  const fs::path aside_ = path_.string() + ".aside";
+};
+
+// Keeps what is logged while it exists.
+class CapturedLog {
+ public:
+  CapturedLog() {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+        "captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
+  }
+  ~CapturedLog() { spdlog::set_default_logger(before_); }
+  CapturedLog(const CapturedLog&) = delete;
+  CapturedLog& operator=(const CapturedLog&) = delete;
+
+  // Returns how many lines have been logged with this text since the last call.
+  int Count(const std::string& text) {
+    std::istringstream lines(text_.str());
+    text_.str("");
+    int count = 0;
+    for (std::string line; std::getline(lines, line);) count += line.find(text) != line.npos;
+    return count;
+  }
+
+ private:
+  const std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  std::ostringstream text_;
+};
+
 TEST_F(SnapshotFolderTest, SnapshotsAreListedInOrderByJobAlsoAfterARestart) {
   Take({0, 30});
   Take({1, 20});
@@ -97,6 +146,16 @@ TEST_F(SnapshotFolderTest, OtherUsersCannotReadWeights) {
             fs::perms::none);
 }
 
+TEST_F(SnapshotFolderTest, OtherUsersHaveNoTimeToLookIntoANewFolder) {
+  const int changes = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  ASSERT_GE(inotify_add_watch(changes, path_.c_str(), IN_ATTRIB), 0);
+  Take({0, 10});  // its folder has its permissions from the beginning
+  char change[256];
+  EXPECT_EQ(read(changes, change, sizeof change), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  close(changes);
+}
+
 TEST_F(SnapshotFolderTest, JobThatIsOverLeavesNothing) {
   Take({0, 10});
   Take({0, 10}, kTheirs);
@@ -134,12 +193,45 @@ TEST_F(SnapshotFolderTest, DamagedFileIsRefusedWhenItIsReadAndNotListedAgain) {
 TEST_F(SnapshotFolderTest, FileThatCannotBeReadForAMomentIsListedLater) {
   Take({0, 5});
   Take({0, 6});
-  const fs::path file = Find("0-6.snapshot"), aside = path_ / "aside";
-  fs::rename(file, aside);
-  fs::create_symlink(file.filename(), file);  // to itself: the system says ELOOP
+  CapturedLog log;
+  for (int time = 0; time < 2; ++time) {
+    {
+      Unreadable file(Find("0-6.snapshot"));
+      EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}));
+      EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}));
+      EXPECT_EQ(log.Count("0-6.snapshot"), 1);
+    }
+    EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}, SnapshotId{0, 6}));
+  }
+}
+
+TEST_F(SnapshotFolderTest, FolderThatCannotBeListedForAMomentIsNamed) {
+  Take({0, 5});
+  const std::string why = "cannot list " + Find("0-5.snapshot").parent_path().string();
+  CapturedLog log;
+  {
+    Unreadable folder(Find("0-5.snapshot").parent_path());
+    EXPECT_THAT(Listed(), IsEmpty());
+    EXPECT_THAT(Listed(), IsEmpty());
+    EXPECT_EQ(log.Count(why), 1);
+  }
+  {
+    Unreadable all(path_);
+    EXPECT_THAT(folder_->Forgotten(), IsEmpty());
+    EXPECT_EQ(log.Count("cannot list " + path_.string() + ":"), 1);
+  }
   EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}));
-  fs::rename(aside, file);
-  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 5}, SnapshotId{0, 6}));
+  EXPECT_THAT(Listed(kTheirs), IsEmpty());
+  EXPECT_EQ(log.Count(""), 0);  // a job without any
+}
+
+TEST_F(SnapshotFolderTest, FileOfAJobThatIsOverIsNotTakenForOneThatWasDamaged) {
+  Take({0, 10});
+  std::ofstream(Find("0-10.snapshot")) << "anything";
+  EXPECT_THAT(Listed(), IsEmpty());
+  SnapshotFolder::RemoveSetAside(folder_->SetAside(kOurs));
+  Take({0, 10});
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
 }
 
 TEST_F(SnapshotFolderTest, FilesOfOthersAreNotListed) {
