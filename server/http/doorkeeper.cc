@@ -88,10 +88,11 @@ void Doorkeeper::Look(TimePoint now) {
   const std::vector<Leaving> order = InOrder();
   size_t left = order.size();
   for (const auto& [has_asked, seen, cookie] : order) {
-    const bool is_one_too_many = left > options_.most && now - seen >= options_.welcome;
-    if (!is_one_too_many && now - seen < options_.patience) continue;
-    --left;
     Visit& visit = visits_[cookie];
+    const bool is_one_too_many = left > options_.most && now - seen >= options_.welcome;
+    const bool says_too_much = BytesRead(visit.fd).value_or(0) > options_.most_bytes;
+    if (!is_one_too_many && !says_too_much && now - seen < options_.patience) continue;
+    --left;
     if (visit.has_ended) continue;
     visit.has_ended = true;
     if (EndConnection(visit.fd, cookie)) ended_.Add(1);

@@ -1,6 +1,7 @@
-// A Doorkeeper ends the connections of an HTTP server that are too many or take too long, so that
-// probes find a thread. The library answers each connection on a thread of its own, waits there for
-// its bytes, and bounds the silence between them, but not their number.
+// A Doorkeeper ends the connections of an HTTP server that are too many, take too long or say too
+// much, so that probes find a thread, and requests take little memory. The library answers each
+// connection on a thread of its own, waits there for its bytes, and bounds the silence between
+// them, but not their number, nor that of a request's lines.
 #pragma once
 
 #include <chrono>
@@ -27,6 +28,8 @@ class Doorkeeper {
     int port = 0;                                 // of the server
     size_t most = 16;                             // connections at a time
     Duration patience = std::chrono::seconds(5);  // for a request and its answer
+    // Those of one connection that the server may have read when it is looked at: its headers.
+    uint64_t most_bytes = 64 << 10;
     // No connection is ended for being one too many before it had so long to ask.
     Duration welcome = std::chrono::milliseconds(200);
   };

@@ -75,7 +75,7 @@ class HttplibServer final : public HttpServer {
       : options_(options),
         ended_(metrics.GetCounter("thalweg_http_ended_connections_total",
                                   "Connections to the HTTP port that were ended because they were "
-                                  "too many or took too long")),
+                                  "too many, took too long or sent too much")),
         server_(MakeServer(options_.tls)),
         http_(*server_) {
     if (options_.tls.enabled()) expiry_.emplace(options_.tls, metrics);

@@ -15,8 +15,9 @@ namespace thalweg {
 // An HttpServer answers GET /metrics (Prometheus text format 0.0.4), /healthz (200 while the
 // process answers), /readyz (200, or 503 with the reason), and the paths of a handler. Nothing can
 // be changed: methods other than GET and HEAD get 405, and their bodies are not read; several
-// ranges of a page get 416. Responses tell browsers to cache nothing, to load nothing from
-// elsewhere and not to be framed. Thread-safe; the server owns its threads.
+// ranges of a page get 416. A request of more than 64 KiB gets no answer. Responses tell browsers
+// to cache nothing, to load nothing from elsewhere and not to be framed. Thread-safe; the server
+// owns its threads.
 class HttpServer {
  public:
   struct Options {

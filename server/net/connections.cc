@@ -1,10 +1,13 @@
 #include "server/net/connections.h"
 
 #include <arpa/inet.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
@@ -48,6 +51,16 @@ uint64_t CookieOf(int fd) {
   uint64_t cookie = 0;
   socklen_t length = sizeof cookie;
   return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &length) == 0 ? cookie : 0;
+}
+
+std::optional<uint64_t> BytesRead(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  int unread = 0;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
+  if (ioctl(fd, FIONREAD, &unread) != 0) return std::nullopt;  // a socket that listens
+  const auto waiting = static_cast<uint64_t>(unread);
+  return info.tcpi_bytes_received - std::min<uint64_t>(info.tcpi_bytes_received, waiting);
 }
 
 bool EndConnection(int fd, uint64_t cookie) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace thalweg {
@@ -17,6 +18,9 @@ std::string PeerOf(int fd);
 // Returns a number that tells a socket from all others of this boot, also those that get its
 // descriptor later; 0 if the descriptor is no open socket.
 uint64_t CookieOf(int fd);
+
+// Returns how many bytes the process has read from a connection of TCP; nullopt when it is none.
+std::optional<uint64_t> BytesRead(int fd);
 
 // Ends the connection, whose descriptor somebody else keeps and closes, and drops what has arrived.
 // Returns false, and does nothing, if the descriptor is not the one with this cookie any more.

@@ -52,6 +52,16 @@ TEST_F(ConnectionsTest, OwnPortIsToldAndOtherDescriptorsHaveNone) {
   for (const int end : pipe_ends) close(end);
 }
 
+TEST_F(ConnectionsTest, BytesCountOnceTheyHaveBeenRead) {
+  const std::array<char, 100> bytes{};
+  ASSERT_EQ(send(client_, bytes.data(), bytes.size(), 0), 100);
+  std::array<char, 60> some{};
+  ASSERT_EQ(recv(server_, some.data(), some.size(), MSG_WAITALL), 60);
+  EXPECT_EQ(BytesRead(server_), 60u);
+  EXPECT_EQ(BytesRead(client_), 0u);
+  EXPECT_FALSE(BytesRead(-1));
+}
+
 TEST_F(ConnectionsTest, PeerIsTheOtherEnd) {
   EXPECT_EQ(PeerOf(client_), absl::StrCat("127.0.0.1:", port_));
   EXPECT_EQ(PeerOf(server_), absl::StrCat("127.0.0.1:", LocalPort(client_)));

@@ -1,10 +1,5 @@
 #include "server/transport/guard/read_guard.h"
 
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -26,17 +21,6 @@ constexpr Duration kInterval = std::chrono::milliseconds(20);
 constexpr Duration kIdleTime = std::chrono::milliseconds(1);
 // When the guard is destroyed, it looks so often.
 constexpr Duration kLastInterval = std::chrono::milliseconds(1);
-
-// Returns how many bytes the process has read from a connection; nullopt when it is none.
-std::optional<uint64_t> BytesRead(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  int unread = 0;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
-  if (ioctl(fd, FIONREAD, &unread) != 0) return std::nullopt;  // a socket that listens
-  const auto waiting = static_cast<uint64_t>(unread);
-  return info.tcpi_bytes_received - std::min<uint64_t>(info.tcpi_bytes_received, waiting);
-}
 
 }  // namespace
 
