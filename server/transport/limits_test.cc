@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -31,6 +34,9 @@
 
 namespace thalweg::limits_test {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr Duration kShort = std::chrono::seconds(1);
 constexpr Duration kLonger = std::chrono::seconds(4);  // within which a peer must come so far
@@ -413,6 +419,26 @@ TEST_F(LimitsTest, ConnectionsAreFewWhereMemoryIsLittleUntilOthersEnd) {
   idle.clear();
   EXPECT_TRUE(
       ForeignChannel(server->address())->WaitForConnected(ToSystemTime(Now() + kTestPatience)));
+}
+
+TEST_F(LimitsTest, RefusedConnectionIsLoggedWithItsHostTheNumbersAndWhatToDo) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  {
+    const auto server = Start({.memory_bytes = 4 * (384 << 10)});
+    std::vector<Idle> idle(4);
+    idle[0].Connect(*server, 2);
+    EXPECT_TRUE(idle[0].IsAccepted());
+    for (size_t i = 1; i < idle.size(); ++i) idle[i].Connect(*server, 7);
+    for (size_t i = 1; i < idle.size(); ++i) EXPECT_EQ(idle[i].IsAccepted(), i == 1) << i;
+  }
+  spdlog::set_default_logger(before);
+  EXPECT_THAT(log.str(), AllOf(HasSubstr("refused a connection from 127.0.0.7:"),
+                               HasSubstr("of 4 that may be open, its host or network has 1 and "
+                                         "others have 1"),
+                               HasSubstr("raise --memory-limit")));
 }
 
 TEST_F(LimitsTest, StreamsThatDoNotSayWhoTheyAreAreFewForAllConnectionsTogether) {

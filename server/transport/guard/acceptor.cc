@@ -186,17 +186,24 @@ bool Acceptor::AcceptAll(int listener) {
       if (errno == ECONNABORTED || errno == EINTR || errno == EPROTO) continue;
       return true;
     }
-    if (HasRoom(connection.fd(), HostOf(peer))) {
+    const std::string host = HostOf(peer);
+    if (HasRoom(connection.fd(), host)) {
       handler_(listener, connection.Release());
       continue;
     }
     refused_.Add(1);
-    if (log_.Admits(Now())) {
-      spdlog::warn("refused a connection: {} may be open, those of one host half of them",
-                   places_.count());
-    }
+    if (log_.Admits(Now())) LogRefused(connection.fd(), host);
   }
   return true;
+}
+
+void Acceptor::LogRefused(int fd, const std::string& host) const {
+  const uint64_t own = places_.taken_by(host);
+  spdlog::warn(
+      "refused a connection from {}: of {} that may be open, its host or network has {} and others "
+      "have {}, and one may have as many as it leaves free; if these are nodes, raise "
+      "--memory-limit or the limit of open files",
+      PeerOf(fd), places_.count(), own, places_.taken() - own);
 }
 
 }  // namespace thalweg
