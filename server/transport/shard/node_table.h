@@ -40,8 +40,9 @@ class NodeTable {
   // Adds the node, which has joined.
   void Add(const std::shared_ptr<NodeStreams>& node, std::unique_ptr<Member> member);
   // Returns the node; NotFound if it has left or this process has never known it, Aborted if it is
-  // one of the last kMostExpired that have expired.
-  static constexpr size_t kMostExpired = 1024;
+  // one of the last kMostExpired that have expired. A shard has no more nodes: not even all at once
+  // push each other out.
+  static constexpr size_t kMostExpired = 16'384;
   absl::StatusOr<std::shared_ptr<NodeStreams>> Find(SessionToken token);
   // Gives the stream to its node and returns the node. Requires that the frame's proof has been
   // checked. PermissionDenied: what it proves is not the node's identity; and as NodeStreams::Add.

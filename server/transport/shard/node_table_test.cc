@@ -114,13 +114,26 @@ TEST_F(NodeTableTest, NodeOfAnEndedJobLeavesAfterTheLease) {
 
 TEST_F(NodeTableTest, OnlyTheLastThatHaveExpiredAreRemembered) {
   std::vector<std::shared_ptr<NodeStreams>> nodes;
-  for (uint32_t i = 0; i <= NodeTable::kMostExpired; ++i) {
-    nodes.push_back(Joined(i));
+  const auto expire = [&](size_t count) {
+    for (size_t i = 0; i < count; ++i) nodes.push_back(Joined(static_cast<uint32_t>(i)));
     table_.Expire(Now() + kGoneTime + kMoment);
-  }
+  };
+  expire(1);
+  expire(NodeTable::kMostExpired - 1);
+  EXPECT_TRUE(absl::IsAborted(table_.Find(nodes.front()->key().token).status()));
+  expire(1);
   EXPECT_TRUE(absl::IsNotFound(table_.Find(nodes.front()->key().token).status()));
   EXPECT_TRUE(absl::IsAborted(table_.Find(nodes[1]->key().token).status()));
   EXPECT_TRUE(absl::IsAborted(table_.Find(nodes.back()->key().token).status()));
+}
+
+TEST_F(NodeTableTest, NodesOfALargeJobThatExpirePushNobodyElseOut) {
+  const auto other = Joined(0);
+  table_.Expire(Now() + kGoneTime + kMoment);
+  constexpr uint32_t kMostOfAJob = 1024;
+  for (uint32_t i = 0; i < kMostOfAJob; ++i) Joined(i);
+  table_.Expire(Now() + kGoneTime + kMoment);
+  EXPECT_TRUE(absl::IsAborted(table_.Find(other->key().token).status()));
 }
 
 TEST_F(NodeTableTest, NodeWithAStreamStays) {
