@@ -154,6 +154,7 @@ absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
   THALWEG_RETURN_IF_ERROR(header.status());
   {
     MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;  // since the call began; the layouts are gone
     THALWEG_RETURN_IF_ERROR(CheckSameWeights(HeaderLocked(id), *header));
     THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
   }

@@ -1,8 +1,16 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <string>
 
 #include "server/aggregator/job_test_util.h"
 #include "server/aggregator/snapshot_test_util.h"
@@ -143,6 +151,59 @@ TEST(JobSnapshotsTest, SnapshotOfBucketsThatTheJobHasNotIsNotRead) {
   const absl::Status status = without.job().Snapshots(0, {Action::kRestore, {0, 0}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("it also has bucket 0"));
+}
+
+// A SlowFile takes the place of a job's only snapshot, and is read when the test says so.
+class SlowFile {
+ public:
+  explicit SlowFile(SnapshotsForTest& snapshots) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(snapshots.path())) {
+      if (entry.path().extension() == ".snapshot") path_ = entry.path();
+    }
+    std::ifstream file(path_, std::ios::binary);
+    bytes_.assign(std::istreambuf_iterator<char>(file), {});
+    std::ofstream(path_) << "anything";  // so that it is not listed, for which it would be read
+    EXPECT_THAT(snapshots.writer().Report(kIdentity).complete, IsEmpty());
+    MakePipe();
+  }
+
+  // Waits until somebody reads, does something, and gives what there is to be read.
+  void LetRead(const std::function<void()>& before = [] {}) {
+    const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    ASSERT_GE(fd, 0);
+    MakePipe();  // for the next reader
+    before();
+    ASSERT_EQ(write(fd, bytes_.data(), bytes_.size()), static_cast<ssize_t>(bytes_.size()));
+    close(fd);
+  }
+
+ private:
+  void MakePipe() {
+    std::filesystem::remove(path_);
+    EXPECT_EQ(mkfifo(path_.c_str(), S_IRUSR | S_IWUSR), 0);
+  }
+
+  std::filesystem::path path_;
+  std::string bytes_;
+};
+
+TEST(JobSnapshotsTest, JobThatFailsWhileItsSnapshotIsReadSaysWhyItHasFailed) {
+  for (const bool has_read_the_header : {false, true}) {
+    SnapshotsForTest snapshots;
+    ASSERT_NO_FATAL_FAILURE(TakeOne(snapshots));
+    SlowFile file(snapshots);
+    Training training(&snapshots.writer());
+    auto restored = std::async(std::launch::async, [&training] {
+      return training.Call(Action::kRestore, {0, 0}).status();
+    });
+    if (has_read_the_header) file.LetRead();
+    file.LetRead([&training] {
+      training.test().job().RemoveMember(0, absl::AbortedError("its worker is gone"));
+    });
+    const absl::Status status = restored.get();
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("its worker is gone"));
+  }
 }
 
 TEST(JobSnapshotsTest, RestartedShardHasNothingToTakeAndSaysThatItHasLostWeights) {
