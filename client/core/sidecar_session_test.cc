@@ -28,13 +28,15 @@ constexpr uint32_t kGroup = 7;
 // The test plays the sidecar at the other end of the connection.
 class SidecarSessionTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Open(SessionOptions().timeout); }
+  void Open(Duration timeout) {
     int ends[2] = {};
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     sidecar_ = std::make_unique<Connection>(UniqueFd(ends[0]));
     SessionOptions options;
     options.job = "job";
     options.sidecar_path = "/the/socket";
+    options.timeout = timeout;
     session_ = std::make_unique<SidecarSession>(
         options, ipc::Hello(),
         ipc::Welcome{.num_shards = 1, .server_version = "", .chunk_bytes = 1 << 16},
@@ -112,6 +114,22 @@ TEST_F(SidecarSessionTest, AbortTellsTheSidecarAndEndsWhatIsInFlight) {
   const auto told = Next<ipc::Fail>();
   ASSERT_TRUE(told.has_value());
   EXPECT_EQ(told->code, absl::StatusCode::kAborted);
+}
+
+TEST_F(SidecarSessionTest, SidecarThatIsSilentIsToldThatTheJobHasFailedForAll) {
+  Open(std::chrono::milliseconds(200));
+  MakeGroup();
+  std::promise<absl::Status> outcome;
+  Begin([&](absl::Status status) { outcome.set_value(std::move(status)); });
+  ASSERT_TRUE(Next<ipc::Collect>().has_value());
+  const absl::Status why = outcome.get_future().get();
+  EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(std::string(why.message()).find("/the/socket has not answered for 0.2 s"),
+            std::string::npos)
+      << why;
+  const auto told = Next<ipc::Fail>();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(absl::Status(told->code, told->message), why);
 }
 
 TEST(SessionConnectTest, CancelledConnectDoesNotWaitForTheOthers) {

@@ -99,6 +99,31 @@ TEST_F(WatchdogTest, TimeInWhichTheProcessDidNotRunIsNotHeldAgainstWorkers) {
   EXPECT_THAT(Late(awake_since_ + kJustLate), HasSubstr("rank 6 did not submit"));
 }
 
+TEST_F(WatchdogTest, TimeInWhichTheProcessDidNotRunIsNotHeldAgainstCollectives) {
+  constexpr Duration kLimit = std::chrono::seconds(10);
+  const auto begin = [&](uint32_t rank) {
+    ASSERT_TRUE(collectives_.Collect(rank, {.group = 4, .sequence = 1, .timeout_ms = 10'000}).ok());
+  };
+  AdmitAll();
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    ASSERT_TRUE(collectives_.MakeGroup(rank, {4, rank, {0, 0, 1}, "ours"}).ok());
+  }
+  begin(0);
+  const auto expect_late_from = [&](TimePoint awake, Duration after, const char* what) {
+    awake_since_ = awake;
+    HearAll(awake + after);
+    EXPECT_EQ(Late(awake + after), "");
+    EXPECT_THAT(Late(awake + after + std::chrono::milliseconds(1)), HasSubstr(what));
+  };
+  expect_late_from(Now() + 10 * kLimit, kLimit, "rank 1 of the group did not come within");
+  begin(1);
+  ASSERT_TRUE(shard_.WaitForChunks(1, Now() + kTestPatience));
+  // Shards, which report a late round themselves, have 2 s more.
+  expect_late_from(Now() + 20 * kLimit, kLimit + std::chrono::seconds(2),
+                   "1 of 1 chunks did not come back within");
+  outcome_.End();
+}
+
 TEST_F(WatchdogTest, WorkersThatDoNotFillTheirArenaAreNamed) {
   AdmitAll();
   TestBucket bucket = Announce(table_, 3, 10, kWorkers);
