@@ -25,6 +25,27 @@ PLAN = Plan(
 )
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["x.py", "--", "a", "--", "-b"], ["x.py", "--", "a", "--", "-b"]),
+        (["x.py", "--nodes", "3"], ["x.py", "--nodes", "3"]),
+        (["--", "x.py", "--", "a"], ["x.py", "--", "a"]),
+        (["-m", "x", "--", "a"], ["-m", "x", "--", "a"]),
+    ],
+)
+def test_what_follows_the_script_is_the_scripts(words, command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    plans = []
+    monkeypatch.setattr(_run, "run", lambda plan: plans.append(plan) or 0)
+    for verb in ("run", "profile"):
+        assert main([verb, *words]) == 0
+        found = plans.pop().command
+        assert found[-len(command) :] == command
+        assert verb == "profile" or found == command
+
+
 def test_version_is_that_of_cmake(capsys):
     text = (Path(__file__).parents[3] / "CMakeLists.txt").read_text()
     assert main(["version"]) == 0

@@ -30,8 +30,7 @@ def arguments(folder, steps, skip, data, rate=None):
     script = folder / "train.py"
     script.write_text(SCRIPT)
     return argparse.Namespace(
-        script=str(script),
-        args=[str(data)],
+        command=[str(script), str(data)],
         module=False,
         steps=steps,
         skip=skip,

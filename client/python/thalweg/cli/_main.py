@@ -11,6 +11,7 @@ from thalweg import __version__, codecs
 from thalweg._settings._checks import LOCAL_SHARDS
 from thalweg._settings._config import ConfigError, parse_addresses
 from thalweg.cli import (
+    _command,
     _doctor_script,
     _http,
     _passed_on,
@@ -145,9 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--port", type=_types.port, default=0, help="MASTER_PORT (default: a free one)"
     )
-    run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
-    run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    _command.add_arguments(run)
     run.set_defaults(handler=_run)
 
     doctor = commands.add_parser(
@@ -207,7 +206,7 @@ def _run(args: argparse.Namespace) -> int:
         codec=args.codec,
         timeout=args.timeout,
         port=args.port,
-        command=[*(["-m"] if args.module else []), args.script, *args.args],
+        command=_command.of(args),
     )
     return _compare.compare(plan) if args.compare else _run.run(plan)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thalweg._settings import _variables
 from thalweg._settings._config import ConfigError
-from thalweg.cli import _types
+from thalweg.cli import _command, _types
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -65,9 +65,7 @@ def add_parser(commands: _Commands) -> None:
         metavar="FOLDER",
         help="default: profile",
     )
-    add("-m", "--module", action="store_true", help="SCRIPT is a module's name")
-    add("script", metavar="SCRIPT")
-    add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    _command.add_arguments(profile)
     profile.set_defaults(handler=_profile)
 
 
@@ -84,7 +82,7 @@ def _profile(args: argparse.Namespace) -> int:
         return _profile_worker.run(args)
     from thalweg.cli import _run
 
-    inner = [*(["-m"] if args.module else []), args.script, *args.args]
+    inner = _command.of(args)
     _run.check_is_there(inner)
     _profile_report.make_folder(args.out)
     command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from thalweg._job import _topology
 from thalweg._settings._config import Config, ConfigError
-from thalweg.cli import _profile_exchange, _profile_report, _script
+from thalweg.cli import _command, _profile_exchange, _profile_report, _script
 from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
 from thalweg.cli._profile_clock import PHASES, Clock
 from thalweg.cli._profile_exchange import Exchange
@@ -41,17 +41,17 @@ def run(args: argparse.Namespace) -> int:
     """Runs the script, and on rank 0 prints the report. Raises ConfigError if the script ends
     before enough steps.
     """
-    sent: list[float] = [0.0]
+    command, sent = _command.of(args), [0.0]
 
     def note_sent() -> None:
         sent[0] = _profile_exchange.sent_bytes(clock.ddp_modules, clock.optimizers)
 
     clock = Clock(args.steps, args.skip, note_sent)
     with clock.installed(), contextlib.suppress(_script.Done):
-        _script.run([*(["-m"] if args.module else []), args.script, *args.args])
+        _script.run(command)
     if len(clock.steps) < _LEAST_STEPS:
         raise ConfigError(
-            f"{args.script} has made {len(clock.steps)} optimizer steps after the first "
+            f"{' '.join(command)} has made {len(clock.steps)} optimizer steps after the first "
             f"{args.skip}, expected {_LEAST_STEPS} at least: give it more to do, or lower --skip"
         )
     _report(args, _describe(clock, sent[0]))

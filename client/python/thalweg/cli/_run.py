@@ -88,9 +88,8 @@ def check_is_there(command: list[str]) -> None:
     package = command[1].partition(".")[0]
     sys.path.insert(0, "")  # where `python -m` looks first
     try:
-        found = package and importlib.util.find_spec(package)
-    except ValueError:  # of __main__, which is this program
-        found = None
+        # __main__ is this program
+        found = package not in ("", "__main__") and importlib.util.find_spec(package)
     finally:
         sys.path.remove("")
     if not found:
