@@ -134,13 +134,23 @@ def test_missing_scripts_and_malformed_options_are_refused(capsys):
 
 @pytest.mark.parametrize("here", [[], ["--here"]])
 def test_folder_that_cannot_be_made_is_said_before_the_script_runs(here, tmp_path, capsys):
-    (tmp_path / "file").touch()
+    file = tmp_path / "file"
+    file.touch()
     (tmp_path / "train.py").write_text("raise AssertionError", encoding="ascii")
     out = tmp_path / "file" / "out"
     assert main(["profile", *here, "--out", str(out), str(tmp_path / "train.py")]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == f"thalweg: --out {out} cannot be made: Not a directory\n"
+    assert shown.err == f"thalweg: --out {out} cannot be made: {file} is not a folder\n"
+
+
+@pytest.mark.parametrize("here", [[], ["--here"]])
+def test_profile_that_fails_leaves_no_folder(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(_run, "run", lambda _: 1)
+    command = ["profile", *here, "--out", str(tmp_path / "out" / "mine")]
+    (tmp_path / "train.py").touch()
+    assert main([*command, str(tmp_path / "train.py")]) != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize("name", ["profile.md", "profile.json", "profile.png"])

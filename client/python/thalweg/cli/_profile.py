@@ -74,9 +74,9 @@ def _profile(args: argparse.Namespace) -> int:
 
     _check(args)
     args.out = args.out.absolute()  # the script may leave this folder
+    if not args.here or _variables.is_launched_first():
+        _profile_report.check_folder(args.out)
     if args.here:
-        if _variables.is_launched_first():
-            _profile_report.make_folder(args.out)
         from thalweg.cli import _profile_worker
 
         return _profile_worker.run(args)
@@ -84,7 +84,6 @@ def _profile(args: argparse.Namespace) -> int:
 
     inner = _command.of(args)
     _run.check_is_there(inner)
-    _profile_report.make_folder(args.out)
     command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]
     command += ["--skip", str(args.skip), "--out", str(args.out)]
     command += ["--rate", _types.rate_as_text(args.rate)] if args.rate else []

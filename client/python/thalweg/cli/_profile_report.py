@@ -36,14 +36,13 @@ def table(measured: Measured, by_worker: Sequence[Mapping[str, float]], steps: i
     return "\n".join(lines)
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the folder that write() gets. Raises ConfigError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--out {folder} cannot be written to")
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if show() could not write to the folder, or make it."""
+    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    if not there.is_dir():
+        raise ConfigError(f"--out {folder} cannot be made: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {folder} cannot be written to: no permission for {there}")
 
 
 def show(
@@ -59,8 +58,8 @@ def show(
     text = table(measured, by_worker, steps)
     text += "\n\n" + "\n".join(f"- {line}" for line in advice) + "\n"
     print(text, flush=True)
-    make_folder(folder)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "profile.md").write_text(text, encoding="utf-8")
         _write_data(folder, measured, by_worker, steps, advice)
         _draw(folder / "profile.png", by_worker)
