@@ -260,6 +260,24 @@ def test_module_of_this_program_itself_is_not_there():
         _run.check_is_there(["-m", "__main__"])
 
 
+@pytest.mark.parametrize(
+    ("options", "variable", "named"),
+    [
+        (["--local-shards", "0"], "1", "--local-shards"),
+        ([], "0", "THALWEG_LOCAL_SHARDS"),
+    ],
+)
+def test_nodes_without_anything_that_sums_are_refused(
+    options, variable, named, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("THALWEG_LOCAL_SHARDS", variable)
+    (tmp_path / "x.py").touch()
+    assert main(["run", "--nodes", "2", *options, str(tmp_path / "x.py")]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"thalweg: {named} is 0, and without --shards there is no aggregator")
+    assert f"Set {named} to auto, or give thalweg run --shards 1" in shown
+
+
 @pytest.mark.parametrize(("codec", "switch"), [("fp16", "1"), (None, "0")])
 def test_codec_of_an_argument_wins_over_a_variable_that_switches_all_off(
     codec, switch, monkeypatch

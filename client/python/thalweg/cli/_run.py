@@ -55,9 +55,11 @@ def run(plan: Plan) -> int:
     """Runs the cluster and returns the exit code. Call it on the main thread of a process without
     others.
 
-    Raises ConfigError, before it starts anything, when there is no such script or module.
+    Raises ConfigError, before it starts anything, when there is no such script or module, or when
+    there would be no shard.
     """
     check_is_there(plan.command)
+    _check_shards(plan)
     timeout = plan.timeout or _config.Config.from_env().timeout
     folders: list[str] = []
     with Supervisor(sys.stdout, sys.stderr) as supervisor:
@@ -104,6 +106,15 @@ def _check_script(name: str) -> None:
         raise ConfigError(f"there is no script {script}")
     if script.is_dir() and not (script / "__main__.py").exists():
         raise ConfigError(f"{script} is a folder without a __main__.py, expected a script")
+
+
+def _check_shards(plan: Plan) -> None:
+    name = "--local-shards" if plan.local_shards else "THALWEG_LOCAL_SHARDS"
+    if plan.nodes > 1 and plan.shards == 0 and not plan.sidecars_listen:
+        raise ConfigError(
+            f"{name} is 0, and without --shards there is no aggregator: {plan.nodes} nodes have "
+            f"nothing that sums for them. Set {name} to auto, or give thalweg run --shards 1"
+        )
 
 
 def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> list[str]:
