@@ -268,14 +268,21 @@ def test_module_of_this_program_itself_is_not_there():
     ],
 )
 def test_nodes_without_anything_that_sums_are_refused(
-    options, variable, named, monkeypatch, capsys, tmp_path
+    options, variable, named, monkeypatch, capsys
 ):
     monkeypatch.setenv("THALWEG_LOCAL_SHARDS", variable)
-    (tmp_path / "x.py").touch()
-    assert main(["run", "--nodes", "2", *options, str(tmp_path / "x.py")]) == 2
+    assert main(["run", "--nodes", "2", *options, __file__]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith(f"thalweg: {named} is 0, and without --shards there is no aggregator")
     assert f"Set {named} to auto, or give thalweg run --shards 1" in shown
+
+
+def test_loopback_that_cannot_be_used_is_named_before_anything_is_started(monkeypatch, capsys):
+    monkeypatch.setattr(_run._addresses, "LOOPBACK", "192.0.2.1")  # is kept for documentation
+    assert main(["run", __file__]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("[thalweg] 192.0.2.1 cannot be used")
+    assert "Is the loopback interface up? `ip link set lo up`" in line
 
 
 @pytest.mark.parametrize(("codec", "switch"), [("fp16", "1"), (None, "0")])

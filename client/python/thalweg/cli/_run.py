@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from thalweg._settings import _config, _variables
 from thalweg._settings._config import ConfigError
 from thalweg.cli._supervisor import Interrupted, Supervisor
 
+_LOOPBACK_SECONDS = 5.0
 # Servers are started at addresses of this machine, and workers are told of them.
 _SET_ASIDE = (
     "THALWEG_AGGREGATORS",
@@ -64,6 +66,7 @@ def run(plan: Plan) -> int:
     folders: list[str] = []
     with Supervisor(sys.stdout, sys.stderr) as supervisor:
         try:
+            _check_loopback()
             aggregators = _start_aggregators(supervisor, plan, timeout)
             sockets = _start_sidecars(supervisor, plan, aggregators, timeout, folders)
             _start_workers(supervisor, plan, sockets, aggregators)
@@ -115,6 +118,22 @@ def _check_shards(plan: Plan) -> None:
             f"{name} is 0, and without --shards there is no aggregator: {plan.nodes} nodes have "
             f"nothing that sums for them. Set {name} to auto, or give thalweg run --shards 1"
         )
+
+
+def _check_loopback() -> None:
+    """Raises ServerError unless processes of this machine reach each other."""
+    host = _addresses.LOOPBACK
+    try:
+        with (
+            socket.create_server((host, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_LOOPBACK_SECONDS),
+        ):
+            pass
+    except OSError as error:
+        raise ServerError(
+            f"{host} cannot be used, at which the processes reach each other: {error}. Is the "
+            "loopback interface up? `ip link set lo up` sets it up"
+        ) from error
 
 
 def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> list[str]:
