@@ -1,4 +1,5 @@
 import dataclasses
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -283,6 +284,24 @@ def test_loopback_that_cannot_be_used_is_named_before_anything_is_started(monkey
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("[thalweg] 192.0.2.1 cannot be used")
     assert "Is the loopback interface up? `ip link set lo up`" in line
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("verb", ["run", "profile", "doctor"])
+def test_interrupted_command_ends_by_the_signals_number_and_judges_nothing(
+    verb, signum, monkeypatch, tmp_path, capsys
+):
+    def start_and_interrupt(*args):
+        start(*args)
+        signal.raise_signal(signum)
+
+    start = _run._start_workers
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_run, "_start_workers", start_and_interrupt)
+    assert main([verb, __file__]) == 128 + signum
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"[thalweg] {signum.name}: ending all processes" in shown.err
 
 
 @pytest.mark.parametrize(("codec", "switch"), [("fp16", "1"), (None, "0")])

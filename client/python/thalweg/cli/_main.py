@@ -21,6 +21,7 @@ from thalweg.cli import (
     _trace,
     _types,
 )
+from thalweg.cli._supervisor import Interrupted
 
 _RUN_EPILOG = """\
 examples:
@@ -77,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except ConfigError as error:
         return _tell(error, 2)
-    except (OSError, KeyboardInterrupt) as error:
+    except (OSError, KeyboardInterrupt, Interrupted) as error:
         if getattr(args, "here", False):  # it is the script's own, whose traceback tells more
             raise
         return _end(error)
     return code
 
 
-def _end(error: OSError | KeyboardInterrupt) -> int:
+def _end(error: OSError | KeyboardInterrupt | Interrupted) -> int:
     """Says why the command cannot go on; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
@@ -92,6 +93,8 @@ def _end(error: OSError | KeyboardInterrupt) -> int:
         sys.stdout.flush()
     except OSError:  # otherwise it would fail again when the interpreter ends
         _streams.discard(sys.stdout)
+    if isinstance(error, Interrupted):
+        return 128 + error.signum
     if isinstance(error, BrokenPipeError):  # end like a program that SIGPIPE kills
         return 128 + signal.SIGPIPE
     return _tell(error, 1)

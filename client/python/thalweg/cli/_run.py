@@ -18,7 +18,7 @@ from thalweg._job import _addresses
 from thalweg._job._processes import Server, ServerError, die_with_parent
 from thalweg._settings import _config, _variables
 from thalweg._settings._config import ConfigError
-from thalweg.cli._supervisor import Interrupted, Supervisor
+from thalweg.cli._supervisor import Supervisor
 
 _LOOPBACK_SECONDS = 5.0
 # Servers are started at addresses of this machine, and workers are told of them.
@@ -57,8 +57,8 @@ def run(plan: Plan) -> int:
     """Runs the cluster and returns the exit code. Call it on the main thread of a process without
     others.
 
-    Raises ConfigError, before it starts anything, when there is no such script or module, or when
-    there would be no shard.
+    Raises Interrupted, after all have ended, and, before it starts anything, ConfigError when there
+    is no such script or module, or when there would be no shard.
     """
     check_is_there(plan.command)
     _check_shards(plan)
@@ -71,8 +71,6 @@ def run(plan: Plan) -> int:
             sockets = _start_sidecars(supervisor, plan, aggregators, timeout, folders)
             _start_workers(supervisor, plan, sockets, aggregators)
             code = supervisor.wait()
-        except Interrupted as interrupted:
-            code = 128 + interrupted.signum
         except (ServerError, FileNotFoundError) as error:
             supervisor.say(str(error))
             code = 1
