@@ -100,11 +100,19 @@ def test_script_whose_optimizer_moves_to_the_shards_is_said_to_do_so(tmp_path):
     assert "ok    ServerOptimizer has pushed this worker's 0.00808 MB of gradients" in lines[3]
 
 
+def test_script_whose_process_group_becomes_thalwegs_is_said_to_average_by_it(tmp_path):
+    code, lines = doctor(tmp_path, "right", {"THALWEG_BACKEND": "1"})
+    assert code == 0
+    assert lines[1] == "ok    variables ask for Thalweg: THALWEG_BACKEND=1"
+    assert "leaves its gradients to its process group, which is Thalweg's" in lines[2]
+
+
 def test_script_whose_workers_step_alone_is_said_to_do_so(tmp_path):
     variables = {"THALWEG_PS_MODE": "local", "THALWEG_PS_EVERY": "50"}
     code, lines = doctor(tmp_path, "right", variables)
     assert code == 0
-    assert lines[1] == "ok    variables ask for Thalweg: THALWEG_PS_MODE=local"
+    asking = "THALWEG_PS_MODE=local, THALWEG_PS_EVERY=50"
+    assert lines[1] == f"ok    variables ask for Thalweg: {asking}"
     assert "leaves its gradients to its optimizer, which does local updates" in lines[2]
     assert lines[3].endswith("exchanges what has changed of 0.00404 MB every 50 steps")
     assert not any(line.startswith("FAIL") for line in lines)

@@ -128,9 +128,9 @@ def test_host_whose_name_has_no_address_is_noted_as_loopback(monkeypatch):
         ({"THALWEG_ENABLE": "0", "THALWEG_PS": "auto"}, "THALWEG_PS", "THALWEG_ENABLE is 0"),
         ({"THALWEG_CODEC": "fp16"}, "THALWEG_CODEC", ""),
         (
-            {"THALWEG_CODEC": "fp16", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            {"THALWEG_CODEC": "fp16", "TORCH_DEVICE_BACKEND_AUTOLOAD": "false"},
             "THALWEG_CODEC",
-            "without code, because TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
+            "without code, because TORCH_DEVICE_BACKEND_AUTOLOAD is not 1",
         ),
         (
             {"THALWEG_CODEC": "fp16", "AIAK_FP16_COMPRESSION": "1"},

@@ -93,6 +93,8 @@ POWERSGD = ("THALWEG_MATRIX_APPROXIMATION_RANK", "THALWEG_START_COMPRESS_ITER")
 
 # Programs and modules that import torch and start workers.
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+# With any other value than 1, torch calls no entry point when it is imported.
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Folders into which workers write.
 FOLDERS = ("THALWEG_RESIDUALS", "THALWEG_TRACE")
 
@@ -116,6 +118,14 @@ def is_off(environ: Mapping[str, str] | None = None) -> bool:
     """
     name, value = look_up("THALWEG_ENABLE", environ)
     return check_choice(name, value or "1", ("0", "1")) == "0"
+
+
+def autoload_is_off(environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether torch leaves Thalweg out when it is imported, so that all is off without
+    code.
+    """
+    env = os.environ if environ is None else environ
+    return env.get(AUTOLOAD, "1") != "1"
 
 
 def backend_is_wanted(environ: Mapping[str, str] | None = None) -> bool:

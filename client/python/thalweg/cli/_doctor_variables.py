@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from thalweg import _binaries
 from thalweg._settings._variables import (
     AIAK,
+    AUTOLOAD,
     CODEC_SWITCHES,
     KNOWN,
     POWERSGD,
     SWITCHES,
     ConfigError,
+    autoload_is_off,
     compat_is_wanted,
     look_up,
     misspelt,
@@ -26,7 +28,7 @@ _WITHOUT_CODE = {*SWITCHES, *POWERSGD, "THALWEG_BACKEND", "THALWEG_COMPAT", *_PS
 # They are for a sidecar that a worker starts, where that hosts a shard.
 _HOSTING = ("THALWEG_INTERFACE", "THALWEG_SHARD_PORTS")
 # With 0 they switch others off.
-_OFF = ("THALWEG_ENABLE", "THALWEG_LOCAL_SHARDS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+_OFF = ("THALWEG_ENABLE", "THALWEG_LOCAL_SHARDS")
 
 
 def meanings() -> dict[str, str]:
@@ -65,8 +67,8 @@ def without_effect(env: Mapping[str, str], variable: str, name: str) -> str:
         (variable != name and env.get(name), f"because {name} wins over it"),
         (no_code and off["THALWEG_ENABLE"], "without code, because THALWEG_ENABLE is 0"),
         (
-            name in _WITHOUT_CODE and off["TORCH_DEVICE_BACKEND_AUTOLOAD"],
-            "without code, because TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
+            name in _WITHOUT_CODE and autoload_is_off(env),
+            f"without code, because {AUTOLOAD} is not 1",
         ),
         (
             (of_powersgd or name in CODEC_SWITCHES) and env.get("THALWEG_CODEC"),

@@ -25,12 +25,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import ddp
+from thalweg import _backend, ddp
 from thalweg._activation import _local_updates, _served, _sharded
 from thalweg._attach import _model, _stats
 from thalweg._settings import _variables
-from thalweg._settings._config import Activation, ConfigError
+from thalweg._settings._config import Activation, ConfigError, LocalUpdates, Served
 from thalweg.cli import _local_advice, _script
+from thalweg.optim._counts import fallbacks, fused_steps
 from thalweg.ps import LocalOptimizer, ServerOptimizer
 
 T = TypeVar("T")
@@ -122,13 +123,21 @@ def _look(steps: int, wanted: int, rate: float) -> list[Line]:
         for name, like in _variables.misspelt()
     ]
     found = [_of_module(module, activation) for module in modules] + others
-    found = found or [_without_modules(optimizers)]
-    who = _who_asks(activation, any(ddp.state_of(module) for module in modules) or bool(others))
-    if who:
-        return [*lines, Line("ok", who), *found]
-    text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
-    found = [Line("FAIL", text), *found]
-    return [*lines, *([Line("note", line.text) for line in found] if rate else found)]
+    found = found or [_without_modules(optimizers, activation)]
+    averaging, fused = _asking_for_averages(activation), activation.fused_optimizer
+    by_script = bool(others) or any(ddp.state_of(module) for module in modules) or _is_ours()
+    if not averaging and not by_script and (fused or rate):
+        found = [Line("note", line.text) for line in found]
+    if variables := [*averaging, *([fused] if fused else [])]:
+        lines.append(Line("ok", f"variables ask for Thalweg: {', '.join(variables)}"))
+        if _variables.autoload_is_off() and not by_script:
+            text = f"{_variables.AUTOLOAD} is not 1, so that they do nothing without code: unset it"
+            lines.append(Line("FAIL", text))
+    elif by_script:
+        lines.append(Line("ok", "the script asks for Thalweg itself"))
+    else:
+        lines.append(Line("note" if rate else "FAIL", _nothing_asks()))
+    return [*lines, *found, *([_of_fused()] if fused else [])]
 
 
 def _alive(kind: type[T]) -> list[T]:
@@ -136,15 +145,25 @@ def _alive(kind: type[T]) -> list[T]:
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
 
 
-def _who_asks(activation: Activation, script_asks: bool) -> str:
-    """Returns what asks for Thalweg; empty: nothing does."""
-    asking = activation.variables if activation.codec else ()
-    asking = (*asking, *_variables.assignments(["THALWEG_PS", "THALWEG_PS_MODE"]))
-    if asking:
-        return f"variables ask for Thalweg: {', '.join(asking)}"
-    if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):
-        return "the script asks for Thalweg itself"
-    return ""
+def _asking_for_averages(activation: Activation) -> list[str]:
+    """Returns NAME=value of the variables that leave it to Thalweg to average."""
+    served, local = Served.from_env(), LocalUpdates.from_env()
+    asking = [*activation.variables] if activation.codec else []
+    asking += served.variables if served.kind else ()
+    asking += local.variables if local.every else ()
+    by_group = _variables.backend_is_wanted()
+    return asking + (_variables.assignments(["THALWEG_BACKEND"]) if by_group else [])
+
+
+def _nothing_asks() -> str:
+    if _variables.is_off():
+        return "nothing asks for Thalweg: THALWEG_ENABLE=0 switches all variables off"
+    return "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
+
+
+def _is_ours(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether the process group, by default the default one, has our back end."""
+    return dist.is_initialized() and dist.get_backend(group) == _backend.NAME
 
 
 def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
@@ -154,6 +173,8 @@ def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
     if _local_updates.optimizer_of(module) is not None:
         return Line("ok", f"{name} leaves its gradients to its optimizer, which does local updates")
     state = ddp.state_of(module)
+    if state is None and not activation.codec and _is_ours(module.process_group):
+        return Line("ok", f"{name} leaves its gradients to its process group, which is Thalweg's")
     if state is None:
         return Line("FAIL", f"{name} is not attached: {_why_not(module, activation)}")
     stats = state.stats()
@@ -229,7 +250,18 @@ def _of_served(optimizer: ServerOptimizer) -> Line:
     return Line("ok", f"ServerOptimizer has pushed this worker's {pushed} to the shards")
 
 
-def _without_modules(optimizers: Sequence[Optimizer]) -> Line:
+def _of_fused() -> Line:
+    """Returns which optimizers of torch's run fused."""
+    if fused_steps:
+        return Line("ok", f"torch's optimizers that run fused: {', '.join(fused_steps)}")
+    why = "; ".join(fallbacks) or "the script makes no step of torch's SGD, Adam or AdamW"
+    return Line("FAIL", f"no optimizer runs fused: {why}")
+
+
+def _without_modules(optimizers: Sequence[Optimizer], activation: Activation) -> Line:
+    if not activation.codec and _is_ours():
+        text = "there is no DistributedDataParallel module; the process group is Thalweg's"
+        return Line("ok", text)
     parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     if kinds := _sharded.kinds(parameters):
         return Line(
