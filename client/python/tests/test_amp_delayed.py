@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from amp_models import backward, casts_off_afterwards, exact
+from amp_models import Exact, backward, casts_off_afterwards, exact, setup
 
 from thalweg import amp
 
@@ -71,6 +71,38 @@ def test_overflow_noticed_late_lowers_the_scale_of_the_delayed_loss(level):
     backward(model, optimizer, [1.0, 1.0], loss_id=1, delay_overflow_check=True)
     backward(model, optimizer, [1.0, 1.0], loss_id=1)
     assert scales() == [64.0, 64.0]
+
+
+def of_two_optimizers(level):
+    """Returns two models with an optimizer each; loss 0 is of both, and delayed."""
+    models = [Exact(), Exact()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.25) for model in models]
+    setup(models, optimizers, level, loss_scale="dynamic", num_losses=3)
+    for scaler in amp._amp_state.loss_scalers:
+        scaler.load_state_dict({"loss_scale": 128.0, "unskipped": 0})
+    return models, optimizers
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("inputs", "scale", "count"),
+    [
+        ((1.0, 1.0), 128.0, 1),
+        ((torch.inf, 1.0), 64.0, 0),
+        ((1.0, torch.inf), 64.0, 0),
+        ((torch.inf, torch.inf), 64.0, 0),
+    ],
+)
+def test_delayed_loss_of_two_optimizers_is_updated_once(level, inputs, scale, count):
+    models, optimizers = of_two_optimizers(level)
+    loss = sum(model(torch.tensor([x, 1.0])) for model, x in zip(models, inputs, strict=True))
+    with amp.scale_loss(loss, optimizers, loss_id=0, delay_unscale=True) as scaled:
+        scaled.backward()
+    for number in range(2):
+        backward(models[number], optimizers[number], [1.0, 1.0], loss_id=number + 1)
+    assert (scales()[0], counts()[0]) == (scale, count)
+    for number in range(2):
+        assert scales()[number + 1] == (64.0 if inputs[number] == torch.inf else 128.0)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -23,7 +23,7 @@ from thalweg.amp._model import (
     require_float32,
 )
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
-from thalweg.amp._scaling import LossScaler
+from thalweg.amp._scaling import BackwardPass, LossScaler
 from thalweg.amp._sharing import share_when_distributed
 from thalweg.amp._state import Options, choose, state
 from thalweg.amp._watching import expect_gradients
@@ -239,7 +239,7 @@ def scaled_backward(
     in the message about a skipped step; `scale_loss` explains the delays and what a failure leaves.
     """
     casting.stepping = False  # a step may have ended in an exception
-    done: set[int] = set()
+    this, done = BackwardPass(scaler), set[int]()
     for optimizer in optimizers:
         optimizer.begin_backward(scaler, done=done)
     try:
@@ -248,11 +248,11 @@ def scaled_backward(
             yield scaled if scaler.trivial else carry(scaled, scaler, scaler.loss_scale())
     except BaseException:
         for optimizer in optimizers:
-            optimizer.abandon_backward(scaler)
+            optimizer.abandon_backward(this)
         raise
     done = set()
     for optimizer in optimizers:
-        optimizer.end_backward(scaler, delay_unscale=delay_unscale, done=done)
+        optimizer.end_backward(this, delay_unscale=delay_unscale, done=done)
     casting.clear_cache()
     if delay_unscale or delay_overflow_check or not scaler.update_scale():
         return

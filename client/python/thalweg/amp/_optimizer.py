@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from thalweg.amp._casts import casting
 from thalweg.amp._masters import MasterSet, ensure_master, give_gradients
-from thalweg.amp._scaling import LossScaler, unscale, unshared
+from thalweg.amp._scaling import BackwardPass, LossScaler, unscale, unshared
 from thalweg.amp._state import AmpStash
 from thalweg.amp._step_hooks import have_step_run_hooks, with_casts
 from thalweg.optim._copies import forget_copies, take_stored
@@ -45,7 +45,7 @@ class MixedOptimizer:
         self.native = native
         self.skip = False  # whether the next step does nothing
         self._pending: float | None = None  # the scale that gradients still carry
-        self._delayed: list[LossScaler] = []  # of the losses that have given these gradients
+        self._delayed: list[BackwardPass] = []  # those that have given these gradients
         self._stash: dict[int, Tensor] = {}  # gradients from before a backward, by id of parameter
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._filled = False
@@ -135,18 +135,19 @@ class MixedOptimizer:
                 target.grad = None
 
     @torch.no_grad()
-    def end_backward(self, scaler: LossScaler, *, delay_unscale: bool, done: set[int]) -> None:
+    def end_backward(self, this: BackwardPass, *, delay_unscale: bool, done: set[int]) -> None:
         """Divides the backward's gradients and adds them to those that were set aside.
 
         Args:
-            scaler: the one of `begin_backward`; it learns whether gradients are finite.
+            this: under the scaler of `begin_backward`, which learns whether gradients are finite.
             delay_unscale: leave gradients multiplied, for further backwards to add to them.
             done: ids of parameters that other optimizers have seen to. It is extended by those of
                 this one.
         """
+        scaler = this.scaler
         if delay_unscale:
             self._pending = scaler.loss_scale()
-            self._delayed.append(scaler)
+            self._delayed.append(this)
             return
         scaler.join(self._delayed)
         self._pending, self._delayed = None, []
@@ -163,15 +164,15 @@ class MixedOptimizer:
         done.update(self._stash)  # what is put back has been divided by an earlier backward
         self._restore()
 
-    def abandon_backward(self, scaler: LossScaler) -> None:
+    def abandon_backward(self, this: BackwardPass) -> None:
         """Puts gradients back as they were before a backward that has failed.
 
         Where they accumulate in the model, under a scale of 1 or after `delay_unscale`, they keep
         what it has added, as in torch, and the scale that they carry.
         """
         if self._pending is not None:
-            self._delayed.append(scaler)
-        if self._pending is not None or scaler.trivial:
+            self._delayed.append(this)
+        if self._pending is not None or this.scaler.trivial:
             return
         for param in self._held.own:
             param.grad = None

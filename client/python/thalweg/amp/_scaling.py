@@ -82,8 +82,8 @@ class LossScaler:
         self._found: dict[torch.device, Tensor] = {}
         self._unskipped = 0
         self._has_overflow = False
-        # These are of further losses, whose gradients this one has divided with its own.
-        self._joined: list[LossScaler] = []
+        # Their gradients, perhaps of further losses, were divided with those of this one.
+        self._joined: list[BackwardPass] = []
 
     @property
     def dynamic(self) -> bool:
@@ -110,14 +110,12 @@ class LossScaler:
             self._found[device] = torch.zeros((), dtype=torch.float32, device=device)
         return self._found[device]
 
-    def join(self, others: Sequence[LossScaler]) -> None:
-        """Notes that gradients of these scalers' losses are divided together with its own.
+    def join(self, passes: Sequence[BackwardPass]) -> None:
+        """Notes that gradients of these passes are divided together with those of its own loss.
 
         Which of them has overflowed cannot be told, so the next update is one for all.
         """
-        for other in others:
-            if other is not self and other not in self._joined:
-                self._joined.append(other)
+        self._joined += passes
 
     def update_scale(self) -> bool:
         """Adjusts the scale, and those that have joined, to what was found since the last update.
@@ -129,9 +127,11 @@ class LossScaler:
         """
         skip = self._is_found()
         self._follow(skip, is_told=skip)
-        for other in self._joined:
-            other._follow(skip, is_told=False)
+        others = dict.fromkeys(one.scaler for one in self._joined if one.learns(skip))
         self._joined = []
+        for other in others:
+            if other is not self:
+                other._follow(skip, is_told=False)
         return skip
 
     def _is_found(self) -> bool:
@@ -162,6 +162,22 @@ class LossScaler:
         """Restores what `state_dict` returned; raises KeyError if a part is missing."""
         self._loss_scale = float(state["loss_scale"])
         self._unskipped = int(state["unskipped"])
+
+
+class BackwardPass:
+    """A backward pass under a loss's scale, whose gradients one or more optimizers divide."""
+
+    def __init__(self, scaler: LossScaler) -> None:
+        self.scaler = scaler
+        self._known: bool | None = None  # whether there was an overflow, as far as is known
+
+    def learns(self, skip: bool) -> bool:
+        """Returns whether an optimizer's update tells what none before it has: that there was one,
+        or that it was an overflow.
+        """
+        is_new = self._known is None or skip > self._known
+        self._known = skip or bool(self._known)
+        return is_new
 
 
 # The functions below expect that the caller has disabled autograd.
