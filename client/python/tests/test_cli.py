@@ -10,7 +10,8 @@ import pytest
 import thalweg
 from thalweg import _binaries
 from thalweg._job._processes import Server
-from thalweg._settings._config import ConfigError
+from thalweg._settings import _variables
+from thalweg._settings._config import ConfigError, server_environment
 from thalweg.cli import _passed_on, _run, _types, main
 from thalweg.cli._run import Plan
 
@@ -202,15 +203,31 @@ def test_workers_do_not_get_aggregators_that_were_not_started(monkeypatch):
     assert env["THALWEG_AGGREGATORS"] == ""
 
 
-def test_workers_write_where_the_launcher_was_started(monkeypatch, tmp_path):
+def test_all_write_where_the_launcher_was_started_or_into_the_home(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("THALWEG_TRACE", "traces")
-    monkeypatch.setenv("THALWEG_RESIDUALS", "~/residuals")
-    env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())
-    assert (env["THALWEG_TRACE"], env["THALWEG_RESIDUALS"]) == (
-        f"{tmp_path}/traces",
-        "~/residuals",
-    )
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("THALWEG_TRACE", "~/traces")
+    monkeypatch.setenv("THALWEG_RESIDUALS", "residuals")
+    worker = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99, aggregators=())
+    for env in (worker, server_environment(log="info")):
+        found = (env["THALWEG_TRACE"], env["THALWEG_RESIDUALS"])
+        assert found == ("/home/me/traces", f"{tmp_path}/residuals")
+
+
+def test_home_that_is_not_there_is_a_folder_of_that_name():
+    found = _variables.absolute_folders({"THALWEG_TRACE": "~nobody-of-that-name/traces"})
+    assert found == {"THALWEG_TRACE": f"{Path.cwd()}/~nobody-of-that-name/traces"}
+
+
+def test_server_that_is_started_by_hand_writes_into_the_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("THALWEG_TRACE", "~/traces")
+    given = []
+    monkeypatch.setattr("os.execve", lambda *call: given.append(call))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    _binaries.aggregator(["--help"])
+    ((_, words, env),) = given
+    assert (words, env["THALWEG_TRACE"]) == ([_binaries.AGGREGATOR, "--help"], "/home/me/traces")
 
 
 def test_threads_chosen_by_the_user_are_kept(monkeypatch):

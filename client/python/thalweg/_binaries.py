@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from thalweg._settings import _variables
+
 SIDECAR = "thalweg-sidecar"
 AGGREGATOR = "thalweg-aggregator"
 
@@ -50,4 +52,5 @@ def _become(name: str, arguments: Sequence[str] | None) -> NoReturn:
     except FileNotFoundError as error:
         sys.exit(f"thalweg: {error}")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python's own setting would outlive it
-    os.execv(program, [name, *(sys.argv[1:] if arguments is None else arguments)])
+    words = sys.argv[1:] if arguments is None else arguments
+    os.execve(program, [name, *words], {**os.environ, **_variables.absolute_folders()})

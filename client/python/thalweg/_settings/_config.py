@@ -30,6 +30,7 @@ from thalweg._settings._variables import (
     POWERSGD,
     SWITCHES,
     ConfigError,
+    absolute_folders,
     assignments,
     check_choice,
     is_off,
@@ -291,4 +292,4 @@ def server_environment(log: str) -> dict[str, str]:
     """Returns the environment for a server program; `log` is the log level unless THALWEG_LOG is
     set.
     """
-    return {"THALWEG_LOG": log, **os.environ}
+    return {"THALWEG_LOG": log, **os.environ, **absolute_folders()}

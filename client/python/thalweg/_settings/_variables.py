@@ -171,10 +171,14 @@ def assignments(names: Iterable[str], environ: Mapping[str, str] | None = None) 
 
 
 def absolute_folders(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns those of FOLDERS that are relative, made absolute before a script leaves its own."""
+    """Returns those of FOLDERS that are relative, made absolute before a script leaves its own; ~
+    is a home, as in a shell.
+    """
     env = os.environ if environ is None else environ
-    relative = [name for name in FOLDERS if (env.get(name) or "/")[0] not in "/~"]
-    return {name: str(Path(env[name]).absolute()) for name in relative}
+    relative = [name for name in FOLDERS if (env.get(name) or "/")[0] != "/"]
+    # Path.expanduser() raises where there is no such home.
+    homes = {name: os.path.expanduser(env[name]) for name in relative}  # noqa: PTH111
+    return {name: str(Path(folder).absolute()) for name, folder in homes.items()}
 
 
 def is_on(name: str, environ: Mapping[str, str] | None = None) -> bool:
