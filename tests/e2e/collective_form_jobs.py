@@ -90,8 +90,8 @@ JOBS = {
 
 
 def main() -> None:
-    torch.set_default_device(os.environ["DEVICE"])
-    job_runner.run(lambda name: JOBS[name](), os.environ["BACKEND"])
+    torch.set_default_device(os.environ.get("DEVICE", "cpu"))
+    job_runner.run(lambda name: JOBS[name](), os.environ.get("BACKEND", "thalweg"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ memberships and steps; it goes on until there is a file UNTIL.
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,21 @@ class Log:
             file.write(json.dumps(entry) + "\n")
 
 
+def steps_of(
+    state: thalweg.elastic.State, sampler: thalweg.elastic.Sampler, log: Log
+) -> Iterator[tuple[dict[str, int], list[int]]]:
+    """Yields what names a step, and its samples, epoch for epoch without end."""
+    while True:
+        sampler.set_epoch(state.epoch)
+        indices = list(sampler)
+        for at in range(0, len(indices), BATCH):
+            part = indices[at : at + BATCH]
+            step = {"step": state.commits + 1, "generation": state.membership.generation}
+            log.write(**step, samples=part)
+            yield step, part
+        state.epoch += 1
+
+
 def wait_for_slow_answers() -> None:
     """Lets a node wait for the others' answers for as long as a busy machine delays them; who is
     killed still refuses connections at once.
@@ -85,26 +101,20 @@ def main() -> None:
     def train(state: thalweg.elastic.State) -> list[float]:
         ddp = DistributedDataParallel(model)
         thalweg.ddp.attach(ddp, codec=os.environ.get("CODEC"))
-        while True:
-            sampler.set_epoch(state.epoch)
-            indices = list(sampler)
-            for at in range(0, len(indices), BATCH):
-                part = indices[at : at + BATCH]
-                step = {"step": state.commits + 1, "generation": state.membership.generation}
-                log.write(**step, samples=part)
-                optimizer.zero_grad()
-                loss_of(ddp, data[part]).backward()
-                if state.commits == fails_at:
-                    raise RuntimeError("the script's own fault")
-                optimizer.step()
-                sampler.took(len(part))
-                log.write(**step, digest=digest(model))
-                state.commit()
-                is_over.fill_(Path(os.environ["UNTIL"]).exists())
-                dist.broadcast(is_over, 0)
-                if is_over:
-                    return weights_of(model).tolist()
-            state.epoch += 1
+        for step, part in steps_of(state, sampler, log):
+            optimizer.zero_grad()
+            loss_of(ddp, data[part]).backward()
+            if state.commits == fails_at:
+                raise RuntimeError("the script's own fault")
+            optimizer.step()
+            sampler.took(len(part))
+            log.write(**step, digest=digest(model))
+            state.commit()
+            is_over.fill_(Path(os.environ["UNTIL"]).exists())
+            dist.broadcast(is_over, 0)
+            if is_over:
+                return weights_of(model).tolist()
+        raise AssertionError("steps do not end")
 
     log.write(result=train(state))
 

@@ -11,7 +11,7 @@ import elastic_jobs
 import torch
 import torch.distributed as dist
 from digests import digest
-from elastic_jobs import BATCH, RATE, SAMPLES, Log, inputs, loss_of, weights_of
+from elastic_jobs import RATE, SAMPLES, Log, inputs, loss_of, steps_of, weights_of
 
 import thalweg.elastic
 from thalweg.ps import LocalOptimizer
@@ -53,29 +53,21 @@ def main() -> None:
         )
         if state.local is not None:
             optimizer.load_state_dict(state.local)
-        steps = 0
-        while True:
-            sampler.set_epoch(state.epoch)
-            indices = list(sampler)
-            for at in range(0, len(indices), BATCH):
-                part = indices[at : at + BATCH]
-                step = {"step": state.commits + 1, "generation": state.membership.generation}
-                log.write(**step, samples=part)
-                optimizer.zero_grad()
-                loss_of(model, data[part]).backward()
-                optimizer.step()
-                sampler.took(len(part))
-                steps += 1
-                if steps % EVERY:
-                    continue
-                log.write(**step, digest=digest(model))
-                state.local = optimizer.state_dict()
-                state.commit()
-                if ends(together=not quorum):
-                    optimizer.finish()
-                    optimizer.close()
-                    return weights_of(model).tolist()
-            state.epoch += 1
+        for count, (step, part) in enumerate(steps_of(state, sampler, log), 1):
+            optimizer.zero_grad()
+            loss_of(model, data[part]).backward()
+            optimizer.step()
+            sampler.took(len(part))
+            if count % EVERY:
+                continue
+            log.write(**step, digest=digest(model))
+            state.local = optimizer.state_dict()
+            state.commit()
+            if ends(together=not quorum):
+                optimizer.finish()
+                optimizer.close()
+                return weights_of(model).tolist()
+        raise AssertionError("steps do not end")
 
     log.write(result=train(state))
 

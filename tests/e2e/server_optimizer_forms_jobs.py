@@ -52,12 +52,9 @@ def channels_last() -> tuple[float, float]:
     pair.optimizer.close()
     pair.ours.to(memory_format=torch.channels_last)
     assert not pair.ours[0].weight.is_contiguous()
-    optimizer = pair.serve()
+    pair.optimizer = pair.serve()
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
     return pair.differences()
 
 
@@ -65,12 +62,9 @@ def looked_at() -> tuple[float, float]:
     """Takes a checkpoint in torch's way between two steps, which makes a step for that."""
     pair = Pair()
     for step in range(STEPS):
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
+        pair.step_both(step)
         pair.optimizer.zero_grad()
         get_optimizer_state_dict(pair.ours, pair.optimizer)
-        pair.step_of_torch([step])
     return pair.differences()
 
 
@@ -101,10 +95,7 @@ def published_by_one() -> tuple[float, float]:
                     with torch.no_grad():
                         model[0].weight.mul_(2)
             pair.optimizer.publish()
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
     return pair.differences()
 
 
@@ -116,10 +107,7 @@ def published_data() -> tuple[float, float]:
             for parameter in (*pair.ours.parameters(), *pair.torchs.parameters()):
                 parameter.data.clamp_(-0.05, 0.05)
             pair.optimizer.publish()
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
     return pair.differences()
 
 
@@ -135,10 +123,7 @@ def restored_from_a_vector() -> tuple[float, float]:
             for (model, optimizer), vector, state in zip(both, vectors, states, strict=True):
                 nn.utils.vector_to_parameters(vector, model.parameters())
                 optimizer.load_state_dict(state)
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
     return pair.differences()
 
 
@@ -146,10 +131,7 @@ def differentiated_again() -> tuple[float, float]:
     """Lets backward() leave gradients that can be differentiated."""
     pair = Pair()
     for step in range(STEPS):
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward(create_graph=True)
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step, create_graph=True)
     return pair.differences()
 
 
@@ -200,10 +182,7 @@ def overlapped_attention() -> tuple[float, float]:
     """Trains modules that read the weights of others in them, and evaluates some steps at once."""
     pair = Pair(make_attention, overlap=True, bucket_cap_mb=1e-4)
     for step in range(STEPS):
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
         if step % 2:  # otherwise a forward pass in training is the next that reads weights
             found = _evaluated(pair.ours)
             waited = make_attention()
@@ -218,10 +197,7 @@ def overlapped_return() -> tuple[float, float]:
     pair = Pair(overlap=True)
     both = [(pair.ours, pair.optimizer), (pair.torchs, pair.torch_optimizer)]
     for step in range(STEPS):
-        pair.optimizer.zero_grad()
-        loss_of(pair.ours, step, dist.get_rank()).backward()
-        pair.optimizer.step()
-        pair.step_of_torch([step])
+        pair.step_both(step)
         if step == 1:
             saved = [copy.deepcopy([one.state_dict() for one in each]) for each in both]
         if step == 4:

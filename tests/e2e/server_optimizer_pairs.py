@@ -40,6 +40,13 @@ class Pair:
     def serve(self, **options: float) -> ServerOptimizer:
         return ServerOptimizer(self.ours.named_parameters(), "sgd", **(SETTINGS | options))
 
+    def step_both(self, step: int, *, create_graph: bool = False) -> None:
+        """Lets each worker, and torch for all of them, take a step with this step's gradients."""
+        self.optimizer.zero_grad()
+        loss_of(self.ours, step, dist.get_rank()).backward(create_graph=create_graph)
+        self.optimizer.step()
+        self.step_of_torch([step])
+
     def step_of_torch(self, steps: list[int], clip: tuple[float, ...] = ()) -> list[float]:
         """Takes a step with the sums of these steps' gradients; returns the norms that it had."""
         workers = dist.get_world_size()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import on_nodes
 import pytest
 from harness import Job, metric, servers
 
@@ -11,9 +12,7 @@ SCRIPT = Path(__file__).parent / "amp_jobs.py"
 
 
 def run(name: str, tmp_path: Path) -> list[dict]:
-    with servers(nodes=2, shards=1) as cluster:
-        sockets = [server.address for server in cluster.sidecars]
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=SCRIPT).results()
+    return on_nodes.run(SCRIPT, name, tmp_path, (1, 1), shards=1)
 
 
 def test_native_scaler_meets_gradients_that_thalweg_has_averaged(tmp_path):

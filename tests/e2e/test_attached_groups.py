@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import on_nodes
 import pytest
 from harness import Job, servers
 
@@ -17,15 +18,7 @@ def run(
 ) -> tuple[list[Any], str]:
     """Returns what the workers of such a job return, and what they have said."""
     env = {"THALWEG_STEP_TIMEOUT": "auto"} | env  # the group's
-    with servers() as cluster:
-        env_of = []
-        for count in nodes:
-            server = cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            socket = str(cluster.folder / f"s{len(cluster.sidecars) - 1}.sock")
-            env_of += [{"SIDECAR_HTTP": server.http, "THALWEG_SIDECAR": socket}] * count
-        sockets = [one["THALWEG_SIDECAR"] for one in env_of]
-        job = Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, env_of=env_of, jobs=JOBS)
-        return job.results(), job.output
+    return on_nodes.outputs(JOBS, name, tmp_path, nodes, **env)
 
 
 @pytest.mark.parametrize(

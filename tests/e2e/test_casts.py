@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import on_nodes
 import pytest
-from harness import Job, servers
 
 pytestmark = pytest.mark.numeric
 
@@ -14,9 +14,7 @@ SCRIPT = Path(__file__).parent / "cast_jobs.py"
 
 
 def run(name: str, tmp_path: Path, *, nodes: int, workers: int) -> list[dict]:
-    with servers(nodes=nodes, shards=2) as cluster:
-        sockets = [server.address for server in cluster.sidecars for _ in range(workers)]
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=SCRIPT).results()
+    return on_nodes.run(SCRIPT, name, tmp_path, (workers,) * nodes, shards=2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import collective_forms
 import group_forms  # noqa: F401 - adds checks
+import on_nodes
 import pytest
 import sparse_collective_forms  # noqa: F401 - adds checks
 import torch
-from harness import Job, servers
 
-JOBS = Path(__file__).parent / "collective_form_jobs.py"
-
-
-def run(
-    name: str,
-    tmp_path: Path,
-    nodes: tuple[int, ...],
-    backend: str = "thalweg",
-    device: str = "cpu",
-):
-    with servers() as cluster:
-        sockets = []
-        for node, count in enumerate(nodes):
-            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
-        env = {"BACKEND": backend, "DEVICE": device}
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS).results()
-
+run = functools.partial(on_nodes.run, Path(__file__).parent / "collective_form_jobs.py")
 
 GPU = [
     pytest.mark.gpu,
@@ -45,7 +29,7 @@ PLACES = [
 def forms(request, tmp_path_factory):
     """Returns the outcomes of all checks, of each rank."""
     nodes, device = request.param
-    return run("forms", tmp_path_factory.mktemp("forms"), nodes, device=device)
+    return run("forms", tmp_path_factory.mktemp("forms"), nodes, DEVICE=device)
 
 
 @pytest.mark.parametrize("name", collective_forms.CHECKS)
@@ -57,7 +41,7 @@ def test_form_gives_what_numpy_does_on_all_ranks(forms, name):
     ("nodes", "backend"), [((1, 1), "cpu:thalweg"), ((1,), "thalweg"), ((1,), "cpu:thalweg")]
 )
 def test_device_may_be_named_and_a_rank_may_be_alone(nodes, backend, tmp_path):
-    results = run("sums", tmp_path, nodes, backend)
+    results = run("sums", tmp_path, nodes, BACKEND=backend)
     assert results == [[2.0 * len(nodes)] * 2] * len(nodes)
 
 

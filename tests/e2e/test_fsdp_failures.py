@@ -27,10 +27,12 @@ def test_killed_worker_is_named_within_the_timeout_and_the_checkpoint_is_whole(
 ):
     path = tmp_path / "saved" / "model.pt"
     with servers() as cluster:
-        sockets = []
-        for node, count in enumerate(nodes):
-            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
+        sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0") for _ in nodes]
+        sockets = [
+            sidecar.address
+            for sidecar, count in zip(sidecars, nodes, strict=True)
+            for _ in range(count)
+        ]
         env = {"STAGE": stage, "CHECKPOINT": str(path)}
         job = Job("killed", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
         workers = job.wait()

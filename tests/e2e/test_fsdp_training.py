@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import fsdp1_cases
 import fsdp2_cases
+import on_nodes
 import pytest
-from harness import Job, servers
 
 JOBS = Path(__file__).parent / "fsdp_jobs.py"
+run = functools.partial(on_nodes.run, JOBS)
 
 # Where all groups are pairs, a sum has one order, and both back ends the same bits.
 PAIRS = [*fsdp1_cases.CASES, *fsdp2_cases.CASES]
@@ -20,37 +22,6 @@ FOURS = [
     *("full_shard", "all_bf16", "gradients_bf16", "accumulated_and_clipped", "full_shard_flat"),
     *("fully_shard", "uneven", "parameters_and_gradients_bf16", "clipped", "divided_by_3"),
 ]
-
-
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], **env: str):
-    with servers() as cluster:
-        sockets = []
-        for node, count in enumerate(nodes):
-            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS).results()
-
-
-def with_addresses(name: str, tmp_path: Path, nodes: tuple[int, ...]):
-    """Does the same as run(); workers know the address of their sidecar's HTTP port."""
-    with servers() as cluster:
-        sockets, env_of = [], []
-        for node, count in enumerate(nodes):
-            sidecar = cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
-            env_of += [{"SIDECAR_HTTP": sidecar.http}] * count
-        job = Job(name, cluster, tmp_path, sidecar_of=sockets, env_of=env_of, jobs=JOBS)
-        return job.results()
-
-
-def output(name: str, tmp_path: Path, **env: str) -> str:
-    """Returns what the two workers of such a job print."""
-    with servers() as cluster:
-        cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-        sockets = [str(cluster.folder / "s0.sock")] * 2
-        job = Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
-        job.results()
-        return job.output
 
 
 def trained(tmp_path: Path, nodes: tuple[int, ...], cases: list[str], steps: int):
@@ -139,12 +110,13 @@ def test_state_without_a_parameter_is_refused_and_bf16_is_said_to_be_summed_in_f
     "case", ["full_shard", pytest.param("full_shard_flat", marks=pytest.mark.long)]
 )
 def test_codec_of_a_sharded_model_is_said_to_do_nothing(case, tmp_path):
-    text = output("beside_gloo", tmp_path, CASES=case, STEPS="2", THALWEG_CODEC="int8")
+    env = {"CASES": case, "STEPS": "2", "THALWEG_CODEC": "int8"}
+    _, text = on_nodes.outputs(JOBS, "beside_gloo", tmp_path, (2,), **env)
     assert text.count("THALWEG_CODEC=int8 does nothing for parameters that torch shards") == 1
     assert "--- worker 0\nthalweg: THALWEG_CODEC=int8" in text
 
 
 def test_each_node_sends_the_bytes_that_the_formula_says(tmp_path):
-    for result in with_addresses("carried", tmp_path, (2, 2)):
+    for result in run("carried", tmp_path, (2, 2)):
         for sent, expected in result.values():
             assert sent == expected  # of values, without headers; no row needs filling up

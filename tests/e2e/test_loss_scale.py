@@ -9,17 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import on_nodes
 import pytest
-from harness import Job, servers
-
-HERE = Path(__file__).parent
 
 
 def run(name: str, tmp_path: Path) -> list[Any]:
-    with servers(nodes=2, shards=2) as cluster:
-        sockets = [server.address for server in cluster.sidecars]
-        jobs = HERE / "loss_scale_jobs.py"
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=jobs).results(150)
+    jobs = Path(__file__).parent / "loss_scale_jobs.py"
+    return on_nodes.run(jobs, name, tmp_path, (1, 1), shards=2, seconds=150)
 
 
 @pytest.mark.parametrize(("name", "first"), [("native", 2.0**16), ("mixed", 2.0**9)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import on_nodes
 import pytest
-from harness import Job, servers
 
 pytestmark = pytest.mark.numeric
 
@@ -15,10 +15,7 @@ SMALL = ("one", "scalar", "bias", "most")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lossy")
-    with servers(nodes=2, shards=2) as cluster:
-        sockets = [server.address for server in cluster.sidecars]
-        return Job("one_step", cluster, folder, sidecar_of=sockets, jobs=SCRIPT).results()
+    return on_nodes.run(SCRIPT, "one_step", tmp_path_factory.mktemp("lossy"), (1, 1), shards=2)
 
 
 @pytest.mark.parametrize("codec", ["int8:start=0", "onebit:start=0"])

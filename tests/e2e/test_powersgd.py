@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import on_nodes
 import pytest
-from harness import Job, servers
 
 HERE = Path(__file__).parent
 
@@ -20,9 +20,8 @@ def run(
     shards: int = 2,
     script: str = "powersgd_jobs.py",
 ) -> list[dict]:
-    with servers(nodes=nodes, shards=shards) as cluster:
-        sockets = [server.address for server in cluster.sidecars for _ in range(workers)]
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=HERE / script).results(150)
+    places = (workers,) * nodes
+    return on_nodes.run(HERE / script, name, tmp_path, places, shards=shards, seconds=150)
 
 
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.numeric), 4])

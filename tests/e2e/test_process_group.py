@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
+import on_nodes
 import pytest
 from harness import Job, servers
 
 JOBS = Path(__file__).parent / "process_group_jobs.py"
+run = functools.partial(on_nodes.run, JOBS)
 
 # Each entry lists how many workers the nodes have, and how many aggregators there are; where there
 # are none, the sidecars host shards.
 PLACES = [((3,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 2), 1)]
-
-
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str):
-    """Returns what the workers of such a job return, whose sidecars the nodes start themselves."""
-    with servers(shards=shards) as cluster:
-        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
-        paths = [cluster.add_sidecar(*flags) for _ in nodes]
-        assert len(paths) == len(nodes)
-        sockets = [str(cluster.folder / f"s{node}.sock") for node in range(len(nodes))]
-        sidecar_of = [sockets[node] for node, count in enumerate(nodes) for _ in range(count)]
-        return Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS).results()
 
 
 @pytest.mark.parametrize(("nodes", "shards"), PLACES)

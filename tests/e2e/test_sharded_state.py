@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
+import on_nodes
 import pytest
-from harness import Job, servers
 
-JOBS = Path(__file__).parent / "sharded_state_jobs.py"
-
-
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], **env: str):
-    with servers() as cluster:
-        sockets = []
-        for node, count in enumerate(nodes):
-            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
-            sockets += [str(cluster.folder / f"s{node}.sock")] * count
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS).results()
+run = functools.partial(on_nodes.run, Path(__file__).parent / "sharded_state_jobs.py")
 
 
 @pytest.mark.parametrize("nodes", [(1, 1), pytest.param((2, 2), marks=pytest.mark.long)])
