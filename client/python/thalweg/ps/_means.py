@@ -127,9 +127,11 @@ def beside_nothing(layouts: Layouts, means: Sequence[Mean]) -> list[Mean]:
 
 
 def is_lost(state: Mapping[str, Any], codec: str, me: str) -> bool:
-    """Returns whether what was held back is another's, and says so."""
+    """Returns whether what was held back is another's, and says so if there was anything."""
     if state.get("codec") == codec and state["saved_by"] == me:
         return False
+    if state and not state["held"]:  # workers hold back nothing between their exchanges
+        return True
     theirs = f"by {state['saved_by']} with {state['codec']}" if state else "by nobody"
     _log.warning(
         "what LocalOptimizer's codec holds back begins at zero: it was saved %s, and this is %s "
