@@ -235,9 +235,9 @@ def _listen(port: int, mailbox: Mailbox) -> ThreadingHTTPServer:
             self._answer(None)
 
         def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            text = self.rfile.read(max(0, min(length, _MAX_BYTES)))
             try:
+                length = int(self.headers.get("Content-Length", 0))
+                text = self.rfile.read(max(0, min(length, _MAX_BYTES)))
                 asked = _asked(json.loads(text or b"{}"))
             except (KeyError, TypeError, ValueError):
                 self.send_error(400, "not a question of a node")
