@@ -2,6 +2,7 @@
 
 import pytest
 
+from thalweg.ps._plan import Plan
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._unequal import explained, mark_of
 
@@ -38,14 +39,22 @@ class Session:
         self.announced.append((number, of_all))
 
 
-@pytest.mark.parametrize(("fragments", "numbers"), [(1, [1, 2, 3, 4]), (100, [1, 1, 2, 2])])
-def test_exchanges_of_finish_never_have_the_settings_of_those_of_steps(fragments, numbers):
+@pytest.mark.parametrize(
+    ("fragments", "delay", "numbers"),
+    [
+        *((1, 0, [1, 2, 3, 4]), (1, 99, [1, 2, 3, 4])),
+        *((100, 0, [1, 2, 3, 4]), (100, 31, [1, 2, 3, 4]), (50, 63, [1, 2, 3, 4])),
+        (100, 32, [1, 1, 2, 2]),  # shards would not keep all of an exchange each
+    ],
+)
+def test_exchanges_of_finish_never_have_the_settings_of_those_of_steps(fragments, delay, numbers):
+    plan = Plan(100, fragments, delay, 0.0, False)
     session = Session()
     kind = type("Kind", (), {"settings": (), "measures": False})
     steps = StepSettings(session, kind, [], 0)
     found = []
     for ends in (False, False, True, True):
-        mark = mark_of(fragments, ends=ends)
+        mark = mark_of(plan, ends=ends)
         if not steps.are([{}], **mark):
             steps.announce([{}], **mark)
         found.append(steps.number)

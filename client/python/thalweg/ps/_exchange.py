@@ -247,7 +247,7 @@ class Exchange:
 
     def _number(self, *, ends: bool) -> int:
         """Returns that of an exchange's settings, which say, too, whether finish() `ends` steps."""
-        mark = {} if self._has_quorum else mark_of(len(self._fragments), ends=ends)
+        mark = {} if self._has_quorum else mark_of(self._plan, ends=ends)
         return self._serving.number_of(self._outer.groups, **mark)
 
     def _factors(self, leaving: Sequence[Fragment]) -> list[float]:

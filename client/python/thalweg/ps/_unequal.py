@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from thalweg.ps._plan import Plan
+
 _MARK = "grad_squares"  # a setting that means nothing where gradients are not clipped
-_MANY = 32  # exchanges on their way; shards keep the settings of a few more
+_MANY = 32  # exchanges that a worker may be ahead; shards keep the settings of a few more
 _ALIKE = "all workers do equally many steps, and call finish() alike"
 
 
-def mark_of(fragments: int, *, ends: bool) -> dict[str, float]:
+def mark_of(plan: Plan, *, ends: bool) -> dict[str, float]:
     """Returns what an exchange gives with its settings. Shards refuse nodes, and sidecars workers,
     that give others under the same number. `ends`: the exchange is of finish().
     """
-    return {"anew": fragments <= _MANY, _MARK: float(ends)}
+    ahead = 1 + plan.delay * plan.fragments // plan.every
+    return {"anew": ahead <= _MANY, _MARK: float(ends)}
 
 
 @contextlib.contextmanager
