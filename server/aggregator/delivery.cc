@@ -1,5 +1,7 @@
 #include "server/aggregator/delivery.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +13,8 @@ namespace thalweg {
 
 Delivery::Delivery(const JoinRequest& job, ShardMetrics& metrics, TraceWriter* trace,
                    Recipients& recipients)
-    : world_size_(job.world_size),
+    : job_(job.job),
+      world_size_(job.world_size),
       shard_(job.shard),
       metrics_(metrics),
       stale_updates_(metrics.ByNode(&ShardMetrics::StaleUpdates, job.num_nodes)),
@@ -21,6 +24,7 @@ Delivery::Delivery(const JoinRequest& job, ShardMetrics& metrics, TraceWriter* t
 absl::Status Delivery::Deliver(const Completed& completed) {
   const CompleteRound& round = completed.round;
   if (!round.answers.empty() && round.payloads.empty()) return GiveWeights(completed);
+  if (completed.has_lost_residual) NoteLostResidual();
   const Recipients::Audience audience = recipients_.AudienceOf(round);
   Times times;
   times.begin = Now();
@@ -139,6 +143,15 @@ void Delivery::CountSent(double wire_bytes, double raw_bytes) {
   metrics_.raw_bytes_out.Add(raw_bytes);
   wire_bytes_.Add(wire_bytes);
   raw_bytes_.Add(raw_bytes);
+}
+
+void Delivery::NoteLostResidual() {
+  metrics_.lost_residuals.Add(1);
+  if (has_lost_residuals_.exchange(true)) return;
+  spdlog::warn(
+      "job '{}': what the encoding of results had left out before this shard or a node was "
+      "restarted is lost: the residuals of int8 and onebit begin at zero again",
+      job_);
 }
 
 void Delivery::CountPassedOn(uint64_t bytes) {

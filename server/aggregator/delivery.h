@@ -2,9 +2,10 @@
 // the shard keeps, sends, counts and traces.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,33 +16,10 @@
 #include "core/exchange/served_shard.h"
 #include "core/exchange/shard_report.h"
 #include "server/aggregator/shard_metrics.h"
-#include "server/round/chunk_states.h"
-#include "server/round/complete_round.h"
-#include "server/round/layout_registry.h"
+#include "server/round/completed.h"
 #include "server/round/update.h"
 
 namespace thalweg {
-
-// A Completed is a complete round with the state of its chunk, if it has one, and how that is
-// updated.
-struct Completed {
-  CompleteRound round;
-  std::shared_ptr<ChunkState> state;
-  LayoutRegistry::Update update = {};
-  std::shared_ptr<const UpdateStep> step = nullptr;  // null: the round does no update
-  double raw_bytes = 0;
-  uint32_t last_node = 0;  // the node whose contribution completed it
-  TimePoint at;            // when that contribution arrived
-};
-
-// An Asked is a node's round whose result does not wait for all other nodes.
-struct Asked {
-  Versions::Ask ask;
-  RoundResult contributed;  // its number and size
-  std::shared_ptr<const UpdateRule> rule;
-  std::shared_ptr<ChunkState> state;
-  double raw_bytes = 0;
-};
 
 // A Delivery is of one job, and thread-safe. It calls its nodes with no lock held.
 class Delivery {
@@ -94,8 +72,11 @@ class Delivery {
   // Counts a result that goes to `nodes` nodes.
   void Count(const RoundResult& result, double raw_bytes, size_t nodes, const Times& times);
   void CountSent(double wire_bytes, double raw_bytes);
+  // The residual that a round needed is gone.
+  void NoteLostResidual();
   void Trace(const Completed& completed, const AppliedUpdate& applied, const Times& times) const;
 
+  const std::string job_;
   const uint32_t world_size_;
   const uint32_t shard_;
   ShardMetrics& metrics_;
@@ -109,6 +90,7 @@ class Delivery {
   Counter update_seconds_;
   Counter raw_bytes_;
   Counter wire_bytes_;
+  std::atomic<bool> has_lost_residuals_ = false;
 };
 
 }  // namespace thalweg

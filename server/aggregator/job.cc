@@ -25,19 +25,16 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
     : spec_(WithoutRounds(first)),
       metrics_(metrics),
       faults_(faults),
-      waited_for_(metrics.ByNode(&ShardMetrics::WaitedFor, first.num_nodes)),
-      late_(metrics.ByNode(&ShardMetrics::Late, first.num_nodes)),
       delivery_(spec_, metrics, trace, *this),
       snapshots_(snapshots),
       held_(snapshots == nullptr ? nullptr : snapshots->Hold(spec_.identity)),
       members_(first),
-      peers_(first.num_nodes),
+      sinks_(first.num_nodes),
       plan_(spec_, max_window_chunks),
-      layouts_(first.chunk_bytes, first.num_shards, first.num_nodes),
-      engine_({members_.epoch(), first.num_nodes, 0, first.round_timeout}),
-      quorum_(first.num_nodes),
-      memory_(first, memory, metrics),
-      letters_(first.num_nodes) {}
+      rounds_(spec_, members_, snapshots != nullptr),
+      letters_(first.num_nodes),
+      memory_(first, {plan_, rounds_, letters_}, memory, metrics),
+      tally_(first.num_nodes, metrics) {}
 
 absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNode> node,
                             TimePoint now, std::shared_ptr<TenantAccount> account) {
@@ -55,10 +52,11 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
     if (refusal.ok()) refusal = members_.CheckSeat(request);
     if (refusal.ok()) {
       refusal = members_.CheckWorkers(request);
-      if (refusal.ok() && request.resume) refusal = resumption_.Add(request.node, *request.resume);
+      if (refusal.ok() && request.resume)
+        refusal = rounds_.AddCompleted(request.node, *request.resume);
       if (refusal.ok()) {
         memory_.ChargeTo(std::move(account));
-        refusal = ReserveLocked();
+        refusal = memory_.Reserve();
       }
       fatal = !refusal.ok();
     }
@@ -74,7 +72,7 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
 
 void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now) {
   members_.Join(request, now);
-  peers_[request.node].sink = std::move(node);
+  sinks_[request.node] = std::move(node);
   metrics_.nodes.Add(1);
   plan_.Learn(request);
   if (members_.IsComplete()) {
@@ -93,23 +91,8 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    // A node that lacks the last results of a layout still uses it, when others have the next one.
-    if (spec_.resume && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
-    if (spec_.losses.min_nodes > 0 && bucket.update && bucket.update->quorum == 0) {
-      status = absl::InvalidArgumentError(
-          "weights that are kept here need all nodes: the job cannot go on when one is lost "
-          "(THALWEG_MIN_NODES)");
-    }
-    if (status.ok()) status = layouts_.Register(members_.Name(node), bucket);
-    if (status.ok()) engine_.AllowPart(bucket.id.part);
-    if (status.ok()) lone_.DropOlderLayouts(bucket.id);
-    if (status.ok()) quorum_.DropOlderLayouts(bucket.id);
-    if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
-      status = absl::FailedPreconditionError(
-          absl::StrCat(members_.Name(node), " announced bucket ", ToString(bucket.id),
-                       " while a round of its earlier layout is open"));
-    }
-    if (status.ok()) status = ReserveLocked();
+    status = rounds_.Register(node, bucket);
+    if (status.ok()) status = memory_.Reserve();
     UpdateMemoryLocked();
   }
   if (!status.ok()) Fail(status);
@@ -131,8 +114,8 @@ absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
       status = absl::InvalidArgumentError(absl::StrCat(ToString(group), ": windows have at most ",
                                                        plan_.max_window_chunks(), " chunks"));
     }
-    if (status.ok()) status = engine_.SetGroup(group);
-    if (status.ok()) status = ReserveLocked();
+    if (status.ok()) status = rounds_.SetGroup(group);
+    if (status.ok()) status = memory_.Reserve();
     if (!status.ok()) {
       status = absl::Status(status.code(),
                             absl::StrCat(members_.Name(node), " declares ", status.message()));
@@ -157,7 +140,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   {
     MutexLock lock(mutex_);
     if (!members_.Leave(node)) return;
-    peers_[node].sink = nullptr;
+    sinks_[node] = nullptr;
     metrics_.nodes.Add(-1);
     if (!reason.ok()) {
       failure = members_.Blame(node, reason);
@@ -167,18 +150,12 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
         loss = *std::move(lost);
         failure = absl::OkStatus();
       }
-    } else if (const auto open = engine_.OldestWaitingFor(node)) {
-      failure = absl::AbortedError(IsOneShot(open->id)
-                                       ? absl::StrCat(members_.Name(node), " left while ",
-                                                      ToString(open->id), " waited for it")
-                                       : absl::StrCat(members_.Name(node), " left while round ",
-                                                      open->id.round, " of bucket ",
-                                                      ToString(open->id.bucket), " waited for it"));
     } else {
-      const absl::Status left = absl::AbortedError(absl::StrCat(members_.Name(node), " left"));
-      failure = AddToLossLocked(quorum_.Remove(node, Now()), node, left, Now(), &loss.emplace());
+      auto completed = rounds_.Leave(node, Now());
+      failure = completed.ok() ? memory_.ReserveStates() : completed.status();
+      if (completed.ok()) loss.emplace().completed = *std::move(completed);
     }
-    if (members_.IsEmpty()) chunks_ = ChunkStates();
+    if (members_.IsEmpty()) rounds_.DropStates();
     // This runs under the same lock, so that no other call finds the node gone and reports that as
     // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
@@ -193,7 +170,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
 bool Job::NoteEndLocked() {
   if (!members_.IsEmpty() || !failure_.ok()) return false;
   metrics_.jobs_ended.Add(absl::StatusCode::kOk);
-  return has_snapshots_;
+  return memory_.has_copies();
 }
 
 void Job::Tick(TimePoint now, TimePoint awake_since) {
@@ -219,13 +196,10 @@ absl::Status Job::FindFailureLocked(TimePoint now, TimePoint awake_since,
     if (!loss) return silent.why;
     losses->push_back(*std::move(loss));
   }
-  if (auto ripe = quorum_.Ripe(now); !ripe.empty()) {
-    const uint32_t node = ripe.front().answers.back().first;
-    THALWEG_RETURN_IF_ERROR(AddToLossLocked({std::move(ripe), {}}, node, absl::OkStatus(), now,
-                                            &losses->emplace_back()));
-  }
-  auto expired = engine_.Expired(now);
-  if (expired.empty()) expired = quorum_.Expired(now, spec_.round_timeout);
+  THALWEG_ASSIGN_OR_RETURN(std::vector<Completed> ripe, rounds_.TakeRipe(now));
+  THALWEG_RETURN_IF_ERROR(memory_.ReserveStates());
+  if (!ripe.empty()) losses->emplace_back().completed = std::move(ripe);
+  auto expired = rounds_.Expired(now);
   // What came while this process was stopped is still to be read.
   std::erase_if(expired, [&](const RoundEngine::OpenRound& round) {
     return now <= awake_since + round.timeout;
@@ -252,30 +226,29 @@ std::vector<std::shared_ptr<ServedNode>> Job::FailLocked(const absl::Status& rea
   if (!failure_.ok()) return {};
   const absl::Status failure = OfJob(spec_.job, reason);
   failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
-  metrics_.jobs_ended.Add(failure_.code());
-  metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
-  tally_.rounds_lost = engine_.open_rounds();
-  faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
+  const size_t open_rounds = rounds_.open_rounds();
+  tally_.CountFailure(failure_.code(), open_rounds);
+  faults_.AddFailure(spec_.job, failure_, open_rounds, Now());
   return ReleaseLocked();
 }
 
 std::vector<std::shared_ptr<ServedNode>> Job::ReleaseLocked() {
   std::vector<std::shared_ptr<ServedNode>> sinks;
-  // The rounds can never complete, so their payloads and layouts are released at once.
-  engine_ = RoundEngine(
-      {members_.epoch(), spec_.num_nodes, plan_.flow().window_chunks, spec_.round_timeout});
-  quorum_ = QuorumRounds(spec_.num_nodes);
-  lone_ = LoneRounds();
-  settings_ = StepSettings();
-  chunks_ = ChunkStates();
-  resumption_ = Resumption();
-  layouts_ = LayoutRegistry(plan_.flow().chunk_bytes, spec_.num_shards, spec_.num_nodes);
+  rounds_.Release();  // they can never complete
   UpdateMemoryLocked();
   if (!members_.IsComplete()) return sinks;  // WhenComplete tells the nodes
-  for (const Peer& peer : peers_) {
-    if (peer.sink != nullptr) sinks.push_back(peer.sink);
+  for (const auto& sink : sinks_) {
+    if (sink != nullptr) sinks.push_back(sink);
   }
   return sinks;
+}
+
+void Job::UpdateMemoryLocked() {
+  if (!failure_.ok() || members_.IsEmpty()) {
+    memory_.End();
+  } else {
+    memory_.Show();
+  }
 }
 
 void Job::Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl::Status& why) {

@@ -25,13 +25,8 @@
 #include "server/aggregator/shard_metrics.h"
 #include "server/aggregator/snapshot_writer.h"
 #include "server/plan/job_plan.h"
-#include "server/round/layout_registry.h"
-#include "server/round/lone_rounds.h"
+#include "server/round/job_rounds.h"
 #include "server/round/membership.h"
-#include "server/round/quorum_rounds.h"
-#include "server/round/resumption.h"
-#include "server/round/round_engine.h"
-#include "server/round/step_settings.h"
 
 namespace thalweg {
 
@@ -125,66 +120,30 @@ class Job : private Delivery::Recipients {
   void FailUnlessBegun(const absl::Status& reason);
 
  private:
-  // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
-  struct Peer {
-    std::shared_ptr<ServedNode> sink;  // null: it has not joined, or has left
-    uint64_t last_rounds = 0;          // see NodeReport for this and the next
-    Duration waited{};
-  };
-
   // A Waiting is a call of WhenComplete.
   struct Waiting {
     TimePoint deadline;
     Done done;
   };
 
-  // A Held is what follows from a contribution.
-  struct Held {
-    std::optional<Completed> completed;
-    std::optional<Asked> asked;
-  };
-
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reserves memory for the results that are kept for the node's streams, and checks that those on
-  // the stream of this chunk are no more than that. (job_needs.cc)
-  absl::Status ReserveKeptLocked(uint32_t node, uint32_t chunk)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Stores a contribution; returns the round when the contribution completes it, and what its node
-  // is to get before. (job_rounds.cc, as is Contribute)
-  absl::StatusOr<Held> HoldLocked(uint32_t node, Contribution contribution, TimePoint now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The rest is for updates that let nodes be apart (job_apart.cc).
-  // Holds a contribution as its rule says; `rule` is null without one.
-  absl::StatusOr<RoundEngine::Added> AddLocked(uint32_t node, Contribution contribution,
-                                               const std::shared_ptr<const UpdateRule>& rule,
-                                               TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Does so for a rule with a quorum.
-  absl::StatusOr<RoundEngine::Added> AddToQuorumLocked(
-      uint32_t node, Contribution contribution, const std::shared_ptr<const UpdateRule>& rule,
-      TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Says what the node waits for after its contribution: weights of version `least`, or later ones.
-  absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed, uint64_t least,
-                                    std::shared_ptr<const UpdateRule> rule, double raw_bytes) const
+  // Gives a contribution to the rounds. (job_contribute.cc, as is Contribute)
+  absl::StatusOr<JobRounds::Held> HoldLocked(uint32_t node, Contribution contribution,
+                                             TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks that the results that are kept for the node on a stream have memory.
+  absl::Status CheckKeptLocked(uint32_t node, const ServedNode::Kept& kept)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
+  // (job_updates.cc)
   absl::StatusOr<std::shared_ptr<ChunkState>> StateLocked(BucketId bucket, uint32_t chunk,
                                                           uint64_t elems)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Finds the state that the chunk's round needs, if any. (job_updates.cc, as is the one above)
-  absl::StatusOr<std::shared_ptr<const UpdateStep>> SettingsLocked(const RoundId& id,
-                                                                   uint64_t number) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many weights the chunk has, or why the node may not use that slice of them.
   absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,
                                              uint32_t slice) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns that the shard was restarted and has forgotten the job's weights, and what helps.
-  absl::Status LostWeights() const;
-  // Returns why a round without weights fails.
-  absl::Status NoWeights(const RoundId& id) const;
   // These are in job_snapshots.cc.
   absl::Status CheckSnapshots() const;
   // Reserves memory for copies of weights, once; from then on the job may have snapshots.
@@ -198,10 +157,7 @@ class Job : private Delivery::Recipients {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Keeps chunks and shares as they were in the snapshots of this job, if there are any.
   void KeepTermsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
-  void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
-                   const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes a letter on to its node. (job_rounds.cc)
+  // Passes a letter on to its node. (job_contribute.cc)
   absl::Status PassOn(uint32_t node, Contribution letter, TimePoint now);
   Audience AudienceOf(const CompleteRound& round) override;
   std::shared_ptr<ServedNode> Find(uint32_t node) override;
@@ -221,13 +177,6 @@ class Job : private Delivery::Recipients {
   // Fixes the terms when all nodes have joined. (job_terms.cc)
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WhyOverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The following are in job_resume.cc. The first lets the engine go on from what the nodes have
-  // done, when all have joined; the second returns the sinks that get a result; the last one counts
-  // a chunk whose residual is gone.
-  absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
-      uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both say whether the node may take part; with the second it has been heard.
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HearLocked(uint32_t node, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -240,15 +189,11 @@ class Job : private Delivery::Recipients {
     absl::Status why;
   };
   // These are in job_losses.cc. The first goes on without the node, whose loss `why` explains, if
-  // the job can; the second returns an error if the job must fail then; the third tells and sends.
+  // the job can; it returns an error if the job must fail then. The second tells and sends.
   absl::StatusOr<std::optional<Loss>> LoseLocked(uint32_t node, const absl::Status& why,
                                                  TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Conclude(const Loss& loss);
-  // Adds the rounds that are complete without the node to what follows; returns an error if one can
-  // never complete.
-  absl::Status AddToLossLocked(RoundEngine::Removed removed, uint32_t node, const absl::Status& why,
-                               TimePoint now, Loss* loss) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why the job fails now; OK if it does not. Adds what silent nodes are lost.
   absl::Status FindFailureLocked(TimePoint now, TimePoint awake_since, std::vector<Loss>* losses)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -258,10 +203,6 @@ class Job : private Delivery::Recipients {
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reserves the memory that the job will need as far as it is known: its own, windows with their
-  // results, layouts, residuals. Call it when more of them are allowed, before they are used; when
-  // it fails, the job must fail. This and the next are in job_needs.cc.
-  absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -270,8 +211,6 @@ class Job : private Delivery::Recipients {
   const JoinRequest spec_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
-  const std::vector<Counter*> waited_for_;  // by node, as is the next
-  const std::vector<Counter*> late_;
   const TimePoint began_ = Now();
   Delivery delivery_;
   SnapshotWriter* const snapshots_;         // null: none are kept
@@ -280,24 +219,15 @@ class Job : private Delivery::Recipients {
   Mutex taking_ ABSL_ACQUIRED_BEFORE(mutex_);  // while weights are marked for a snapshot
   Mutex mutex_;
   Members members_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node
+  // By node, as this shard speaks to it; null: it has not joined, or has left.
+  std::vector<std::shared_ptr<ServedNode>> sinks_ ABSL_GUARDED_BY(mutex_);
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   JobPlan plan_ ABSL_GUARDED_BY(mutex_);
-  LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
-  Resumption resumption_ ABSL_GUARDED_BY(mutex_);
-  bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
-  RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
-  LoneRounds lone_ ABSL_GUARDED_BY(mutex_);
-  QuorumRounds quorum_ ABSL_GUARDED_BY(mutex_);
-  ChunkStates chunks_ ABSL_GUARDED_BY(mutex_);
-  StepSettings settings_ ABSL_GUARDED_BY(mutex_);
+  JobRounds rounds_ ABSL_GUARDED_BY(mutex_);
+  Letters letters_ ABSL_GUARDED_BY(mutex_);
   JobMemory memory_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
-  Letters letters_ ABSL_GUARDED_BY(mutex_);
-  // It may have snapshots, and memory is reserved for copies of weights.
-  bool has_snapshots_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace thalweg

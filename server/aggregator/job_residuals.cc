@@ -12,7 +12,7 @@ namespace thalweg {
 absl::StatusOr<uint64_t> Job::ResidualElemsLocked(uint32_t node, BucketId bucket,
                                                   uint32_t chunk) const {
   THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-  const absl::StatusOr<uint64_t> elems = layouts_.ResidualElems(bucket, chunk);
+  const absl::StatusOr<uint64_t> elems = rounds_.layouts().ResidualElems(bucket, chunk);
   if (elems.ok()) return elems;
   return OfJob(spec_.job, elems.status());
 }
@@ -22,9 +22,9 @@ absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId buc
   std::shared_ptr<ChunkState> state;
   {
     MutexLock lock(mutex_);
-    state = chunks_.Find(bucket, chunk);
+    state = rounds_.states().Find(bucket, chunk);
     // A residual outlives its layout until the first round of the next one.
-    if (state != nullptr || layouts_.IsReplaced(bucket)) {
+    if (state != nullptr || rounds_.layouts().IsReplaced(bucket)) {
       THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     } else {
       THALWEG_RETURN_IF_ERROR(ResidualElemsLocked(node, bucket, chunk).status());

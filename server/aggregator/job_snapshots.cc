@@ -59,15 +59,6 @@ absl::Status CheckSameWeights(const SnapshotHeader& ours, const SnapshotHeader& 
 
 }  // namespace
 
-absl::Status Job::LostWeights() const {
-  return absl::DataLossError(absl::StrCat(
-      "aggregator shard ", spec_.shard, " was restarted and has lost the weights that it kept",
-      snapshots_ == nullptr
-          ? "; to go back to a snapshot when that happens, start the aggregators with --state-dir, "
-            "and make the ServerOptimizer with snapshot_every"
-          : ""));
-}
-
 absl::Status Job::CheckSnapshots() const {
   if (spec_.identity.empty()) {
     return absl::FailedPreconditionError("a job without a secret can have no snapshots");
@@ -97,9 +88,7 @@ absl::StatusOr<SnapshotReport> Job::Snapshots(uint32_t node, const SnapshotCall&
 
 absl::Status Job::HaveSnapshotsLocked() {
   if (!failure_.ok()) return failure_;  // since the call began; weights and layouts are gone
-  const bool had = std::exchange(has_snapshots_, true);
-  const absl::Status status = ReserveLocked();
-  if (!status.ok()) has_snapshots_ = had;
+  const absl::Status status = memory_.ReserveCopies();
   if (status.ok()) UpdateMemoryLocked();
   return status;
 }
@@ -112,7 +101,7 @@ SnapshotHeader Job::HeaderLocked(const SnapshotId& id) const {
                         .num_shards = spec_.num_shards};
   header.chunk_bytes = plan_.flow().chunk_bytes;
   header.shares = plan_.shares().shares;
-  header.buckets = layouts_.DescribeUpdated();
+  header.buckets = rounds_.layouts().DescribeUpdated();
   return header;
 }
 
@@ -123,10 +112,10 @@ absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
   std::vector<ChunkStates::Chunk> chunks;
   {
     MutexLock lock(mutex_);
-    if (spec_.resume) return LostWeights();
+    if (spec_.resume) return rounds_.LostWeights();
     THALWEG_RETURN_IF_ERROR(HaveSnapshotsLocked());
     header = HeaderLocked(call.id);
-    chunks = chunks_.All();
+    chunks = rounds_.states().All();
   }
   std::erase_if(chunks, [](const ChunkStates::Chunk& chunk) {
     ChunkState& state = *chunk.state;
@@ -181,7 +170,8 @@ absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
   THALWEG_RETURN_IF_ERROR(CheckSameWeights(HeaderLocked(snapshot.header.id), snapshot.header));
   std::vector<std::shared_ptr<ChunkState>> places;
   for (const SnapshotChunk& chunk : snapshot.chunks) {
-    THALWEG_ASSIGN_OR_RETURN(const auto size, layouts_.SizeOfWeights(chunk.bucket, chunk.chunk));
+    THALWEG_ASSIGN_OR_RETURN(const auto size,
+                             rounds_.layouts().SizeOfWeights(chunk.bucket, chunk.chunk));
     if (chunk.weights.params.size() != size.elems) {
       return OfOtherWeights(
           snapshot.header,

@@ -1,4 +1,6 @@
 // This file holds the parts of Job in which its nodes agree.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -31,7 +33,7 @@ void Job::AnswerWaiting(TimePoint now) {
     if (!failure_.ok()) {
       answer = failure_;
     } else if (members_.IsComplete()) {
-      answer = plan_.TermsOf(engine_.epoch());
+      answer = plan_.TermsOf(rounds_.epoch());
     } else {
       return;
     }
@@ -53,11 +55,15 @@ absl::Status Job::BeginLocked(TimePoint now) {
   members_.Begin(now);
   plan_.Choose();
   if (snapshots_ != nullptr && spec_.shard == 0) KeepTermsLocked();
-  layouts_ = LayoutRegistry(plan_.flow().chunk_bytes, spec_.num_shards, spec_.num_nodes);
-  engine_ = RoundEngine({members_.epoch(), spec_.num_nodes, plan_.flow().window_chunks,
-                         spec_.round_timeout, members_.Workers()});
-  THALWEG_RETURN_IF_ERROR(ResumeLocked());
-  return ReserveLocked();
+  THALWEG_ASSIGN_OR_RETURN(const size_t resumed, rounds_.Begin(plan_.flow()));
+  if (spec_.resume) {
+    metrics_.resumed_jobs.Add(1);
+    spdlog::info(
+        "job '{}': its nodes resume it after this shard or a node has been restarted, with {} "
+        "chunks; the results of {} are passed on from nodes that have them",
+        spec_.job, resumed, rounds_.num_missing());
+  }
+  return memory_.Reserve();
 }
 
 }  // namespace thalweg
