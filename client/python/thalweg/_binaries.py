@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from thalweg._settings import _variables
-
 SIDECAR = "thalweg-sidecar"
 AGGREGATOR = "thalweg-aggregator"
 
@@ -52,5 +50,7 @@ def _become(name: str, arguments: Sequence[str] | None) -> NoReturn:
     except FileNotFoundError as error:
         sys.exit(f"thalweg: {error}")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python's own setting would outlive it
+    from thalweg._settings import _variables
+
     words = sys.argv[1:] if arguments is None else arguments
     os.execve(program, [name, *words], {**os.environ, **_variables.absolute_folders()})
