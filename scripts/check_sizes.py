@@ -26,7 +26,6 @@ _LIMITS = {
 _EXCEPTIONS = {
     "client/core/sidecar_session.h",
     "client/python/thalweg/_C.pyi",
-    "client/python/tests/optim_sharded_worker.py",
     "core/device/fake_runtime.h",
     "server/aggregator/job.h",
 }

@@ -13,6 +13,7 @@ import sys
 import torch
 import torch.distributed as dist
 from optim_cases import distance, make_params, set_grads
+from optim_single_dtensors import same_bits, share, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -49,19 +50,6 @@ PLACED = [
 ]
 
 
-def share(tensor, placements):
-    """Every process has the whole tensor and takes its part; nothing is sent."""
-    return distribute_tensor(tensor, MESH, placements, src_data_rank=None)
-
-
-def whole(params):
-    return [p.full_tensor().detach() for p in params]
-
-
-def same_bits(ours, others):
-    return all(torch.equal(a.detach(), b.detach()) for a, b in zip(ours, others, strict=True))
-
-
 def beside_whole(ours, plain, shards, params):
     """Compares sharded parameters with whole ones; returns differences and replicas' values."""
     norms = [optimizer.grad_norm for optimizer in (ours, plain)]
@@ -79,14 +67,14 @@ def by_hand(kind, dtype=torch.float32):
     fused, options = KINDS[kind]
     params = make_params(dtype, shapes=[shape for shape, _ in PLACED])
     shards = [
-        nn.Parameter(share(p.detach(), placed))
+        nn.Parameter(share(p.detach(), MESH, placed))
         for p, (_, placed) in zip(params, PLACED, strict=True)
     ]
     ours, plain = fused(shards, **options), fused(params, **options)
     for step in range(10):
         set_grads(step, params)
         for shard, param, (_, placed) in zip(shards, params, PLACED, strict=True):
-            shard.grad = share(param.grad * 4, placed)
+            shard.grad = share(param.grad * 4, MESH, placed)
         ours.grad_scale = torch.tensor(4.0)
         ours.step()
         plain.step()

@@ -7,9 +7,11 @@ import gc
 import json
 import sys
 
+import optim_single_dtensors
 import torch
 import torch.distributed as dist
 from optim_cases import distance, make_params, set_grads
+from optim_single_dtensors import same_bits, share, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,8 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.distributed.tensor import Replicate, Shard
 
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD, fallbacks, fused_steps
@@ -37,11 +38,6 @@ KINDS = {
 }
 
 
-def share(tensor, mesh, placements):
-    """Every process has the whole tensor and takes its part; nothing is sent."""
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
-
-
 def placement(index):
     """Replicates the last but two; the others are sharded."""
     return [Replicate()] if index == len(SHAPES) - 3 else [Shard(0)]
@@ -55,14 +51,6 @@ def spread(params):
 def spread_grads(params, sources):
     for index, (param, source) in enumerate(zip(params, sources, strict=True)):
         param.grad = share(source.grad, MESH, placement(index))
-
-
-def whole(params):
-    return [p.full_tensor().detach() for p in params]
-
-
-def same_bits(ours, others):
-    return all(torch.equal(a.detach(), b.detach()) for a, b in zip(ours, others, strict=True))
 
 
 def by_hand(kind, dtype=torch.float32):
@@ -213,67 +201,6 @@ def overflow(kind):
     ]
 
 
-def gradient_that_is_placed_otherwise():
-    param = nn.Parameter(share(torch.zeros(3), MESH, [Replicate()]))
-    param.grad = share(torch.arange(3.0), MESH, [Shard(0)])
-    FusedSGD([param], lr=1.0).step()
-    return param.to_local().tolist()
-
-
-def memory_that_moves():
-    param = nn.Parameter(share(torch.zeros(4), MESH, [Shard(0)]))
-    optimizer = FusedSGD([param], lr=1.0)
-    for _ in range(2):
-        param.grad = share(torch.ones(4), MESH, [Shard(0)])
-        optimizer.step()
-        param._local_tensor = param._local_tensor.clone()
-    return param.full_tensor().tolist()
-
-
-def gradients_are_freed():
-    param = nn.Parameter(share(torch.zeros(4), MESH, [Shard(0)]))
-    optimizer = FusedSGD([param], lr=1.0)
-    param.grad = share(torch.ones(4), MESH, [Shard(0)])
-    grad = StorageWeakRef(param.grad.to_local().untyped_storage())
-    optimizer.step()
-    kept = not grad.expired()
-    optimizer.zero_grad()
-    return [kept, grad.expired()]
-
-
-def refusal(action):
-    try:
-        action()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def writing_is_noticed(kind):
-    param = nn.Parameter(share(torch.ones(4), MESH, [Replicate()]))
-    optimizer = kind([param], lr=0.1)
-    loss = (param * param).sum()
-    param.grad = share(torch.ones(4), MESH, [Replicate()])
-    optimizer.step()
-    return refusal(loss.backward)
-
-
-def sums_yet_to_be_done():
-    local = torch.zeros(4)
-    param = nn.Parameter(DTensor.from_local(local, MESH, [Partial()]))
-    param.grad = DTensor.from_local(torch.ones(4), MESH, [Partial()])
-    return refusal(FusedSGD([param], lr=1.0).step) + str(local.tolist())
-
-
-def whole_state_for_a_shard():
-    param = nn.Parameter(share(torch.zeros(4), MESH, [Shard(0)]))
-    param.grad = share(torch.ones(4), MESH, [Shard(0)])
-    optimizer = FusedAdamW([param])
-    optimizer.step()
-    optimizer.state[param]["exp_avg"] = torch.zeros(4)
-    return refusal(optimizer.step)
-
-
 def without_code():
     """Runs torch's AdamW fused by the environment; it changes torch, and therefore comes last."""
     from thalweg._activation import _fused_optimizers
@@ -301,12 +228,7 @@ def main():
         "checkpoints": [checkpoints(full) for full in (False, True)],
         "resumed": {kind: resumed(kind) for kind in ("SGD", "AdamW", "LAMB")},
         "overflow": {kind: overflow(kind) for kind in ("SGD", "AdamW", "LAMB")},
-        "otherwise": gradient_that_is_placed_otherwise(),
-        "moves": memory_that_moves(),
-        "freed": gradients_are_freed(),
-        "noticed": [writing_is_noticed(kind) for kind in (FusedSGD, FusedLAMB)],
-        "partial": sums_yet_to_be_done(),
-        "whole state": whole_state_for_a_shard(),
+        **optim_single_dtensors.checks(MESH),
         "without code": without_code(),
     }
 
