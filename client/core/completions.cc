@@ -52,6 +52,8 @@ void Completions::AddThread(size_t number) {
                                 [this, number, thread] { Run(number, thread); });
 }
 
+bool Completions::IsHere() const { return here.owner == this; }
+
 void Completions::StandInFor(int lane) {
   if (here.owner != this || (here.lane != lane && here.lane != kOvertaking)) return;
   MutexLock lock(mutex_);

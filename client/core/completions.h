@@ -54,6 +54,8 @@ class Completions {
   // Returns the lane of what the calling thread begins: one for each callback that it is in.
   // kOvertaking: these are too many.
   int LaneHere() const;
+  // Returns whether the calling thread is one that makes calls.
+  bool IsHere() const;
   // Makes `call` on the lane; here and at once after Close.
   void Add(int lane, Call call);
   // The calling thread is about to wait for a call of this lane. If it makes that lane's calls

@@ -116,8 +116,11 @@ class Session {
   // Returns the completion thread on which the end of what this thread begins now is told.
   virtual int CompletionThreadHere() const = 0;
   // This thread is about to wait for such an end. If it is that completion thread, another one
-  // tells ends from now on: callbacks may wait for each other.
-  virtual void BeforeWait(int completion_thread) = 0;
+  // tells ends from now on: callbacks may wait for each other. FailedPrecondition: in a forked
+  // child no end is ever told.
+  virtual absl::Status BeforeWait(int completion_thread) = 0;
+  // Returns whether this is a completion thread: one of those that Close waits for.
+  virtual bool IsCompletionThread() const = 0;
 
   virtual const std::string& job() const = 0;
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;  // of SessionOptions

@@ -121,7 +121,12 @@ class SidecarSession : public Session {
   void Close() override;
   void Abort(const std::string& why) override;
   int CompletionThreadHere() const override { return completions_.LaneHere(); }
-  void BeforeWait(int completion_thread) override { completions_.StandInFor(completion_thread); }
+  absl::Status BeforeWait(int completion_thread) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    completions_.StandInFor(completion_thread);
+    return absl::OkStatus();
+  }
+  bool IsCompletionThread() const override { return completions_.IsHere(); }
 
  private:
   // Returns an error in a forked child.

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "core/base/clock.h"
@@ -130,7 +131,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!completed_ && before_wait_ != nullptr) {
     lock.unlock();
-    before_wait_();
+    const absl::Status may_wait = before_wait_();
+    if (!may_wait.ok()) throw std::runtime_error(absl::StrCat("thalweg: ", may_wait.message()));
     lock.lock();
   }
   const auto is_done = [this] { return completed_; };

@@ -29,8 +29,9 @@ class CollectiveWork : public c10d::Work {
   // Before that, of a receive: whose values came.
   void NoteSource(uint32_t rank) { source_ = static_cast<int>(rank); }
   void Then(std::function<void()> then) { then_ = std::move(then); }
-  // Before anybody has the work: what wait() calls, without a lock, if it is going to wait.
-  void BeforeWait(std::function<void()> call) { before_wait_ = std::move(call); }
+  // Before anybody has the work: what wait() calls, without a lock, if it is going to wait. It does
+  // not on an error, which it throws.
+  void BeforeWait(std::function<absl::Status()> call) { before_wait_ = std::move(call); }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -50,7 +51,7 @@ class CollectiveWork : public c10d::Work {
   const uint64_t sequence_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::function<void()> then_;
-  std::function<void()> before_wait_;
+  std::function<absl::Status()> before_wait_;
   std::atomic<int> source_{-1};
   size_t left_;  // guarded by mutex_, as is the next
   absl::Status first_error_;

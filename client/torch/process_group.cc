@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/torch/collective_tensors.h"
 #include "client/torch/tensor.h"
@@ -110,7 +111,8 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroup::MakeWork(OpType type, const Ten
   const auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, inputs, std::move(outputs),
                                                         count, ++sequence_);
   work->BeforeWait([weak = std::weak_ptr(session_), thread = session_->CompletionThreadHere()] {
-    if (const auto session = weak.lock()) session->BeforeWait(thread);
+    const auto session = weak.lock();
+    return session == nullptr ? absl::OkStatus() : session->BeforeWait(thread);
   });
   return work;
 }
@@ -370,6 +372,12 @@ void ProcessGroup::shutdown() {
   std::vector<std::function<void()>> listeners;
   {
     MutexLock lock(mutex_);
+    const bool ends_something = group_.number == kAll || !at_shutdown_.empty();
+    if (ends_something && session_->IsCompletionThread()) {
+      Throw(
+          "destroy_process_group() was called in a callback of a work: call it on the thread that "
+          "trains");
+    }
     listeners.swap(at_shutdown_);
   }
   for (const auto& listener : std::views::reverse(listeners)) listener();

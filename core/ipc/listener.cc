@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "core/ipc/unix_address.h"
@@ -88,6 +89,7 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& path) {
   THALWEG_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
   THALWEG_ASSIGN_OR_RETURN(UniqueFd lock, TakeLock(path));
+  absl::Cleanup unlock = [&] { unlink(LockPath(path).c_str()); };  // while the lock is held
   THALWEG_RETURN_IF_ERROR(RemoveStale(path, address));
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -100,6 +102,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& path
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0) return SystemError(path, "stat", errno);
   if (listen(socket.get(), SOMAXCONN) != 0) return SystemError(path, "listen", errno);
+  std::move(unlock).Cancel();
   return std::unique_ptr<Listener>(
       new Listener(path, std::move(lock), std::move(socket), std::move(stop), info.st_ino));
 }

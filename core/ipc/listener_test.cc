@@ -150,6 +150,7 @@ TEST_F(ListenerTest, OtherFileInTheWayIsKept) {
   EXPECT_TRUE(absl::IsAlreadyExists(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("no socket"));
   EXPECT_EQ(std::filesystem::file_size(path_), 8u);
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".lock"));
 }
 
 TEST_F(ListenerTest, LongestPathWorksAndALongerOneIsRefused) {

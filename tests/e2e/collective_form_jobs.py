@@ -43,6 +43,39 @@ def ended_twice() -> list[str]:
     return [*errors, "" if "the session was closed" in late else f"not closed: {late}"]
 
 
+def ended_in_a_callback() -> list[str]:
+    """Rank 1 ends the process group in a callback."""
+    store = dist.distributed_c10d._get_default_store()
+    refusal = ""
+    if dist.get_rank() == 0:
+        store.wait(["there is a callback"])  # otherwise rank 1's own thread may call it
+        dist.all_reduce(torch.ones(2))
+    else:
+        future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+        refused = future.then(lambda _: outcome(dist.destroy_process_group))
+        store.set("there is a callback", "")
+        refusal = refused.wait()
+    return [refusal, outcome(lambda: dist.all_reduce(torch.ones(2)))]
+
+
+def awaited_in_a_child() -> list[str]:
+    """Waits in a forked child for a collective that the parent began, which waits for rank 0."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.wait(["the child has waited"])
+        dist.all_reduce(torch.ones(2))
+        return [""]
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, outcome(work.wait).encode())
+        os._exit(0)
+    os.wait()
+    store.set("the child has waited", "")
+    work.wait()
+    return [os.read(read, 1 << 12).decode()]
+
+
 def aborted() -> list[str]:
     """Aborts while a collective waits for the other ranks, which wait for something else."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -85,7 +118,10 @@ def aborted_as_by_elastic() -> list[str]:
 
 JOBS = {
     job.__name__: job
-    for job in (forms, sums, ended_twice, aborted, aborted_while_copying, aborted_as_by_elastic)
+    for job in (
+        *(forms, sums, ended_twice, ended_in_a_callback, awaited_in_a_child),
+        *(aborted, aborted_while_copying, aborted_as_by_elastic),
+    )
 }
 
 

@@ -49,6 +49,17 @@ def test_back_end_may_be_ended_twice(tmp_path):
     assert run("ended_twice", tmp_path, (1, 1)) == [[""] * 5] * 2
 
 
+def test_end_in_a_callback_is_refused_and_ends_nothing(tmp_path):
+    _, (refusal, later) = run("ended_in_a_callback", tmp_path, (1, 1))
+    assert "destroy_process_group() was called in a callback of a work" in refusal
+    assert later == ""
+
+
+def test_forked_child_cannot_wait_for_a_collective_of_its_parent(tmp_path):
+    _, (error,) = run("awaited_in_a_child", tmp_path, (1, 1))
+    assert "a forked child must not use it" in error
+
+
 def test_abort_wakes_who_waits_for_a_collective(tmp_path):
     (waited, again), (other,) = run("aborted", tmp_path, (1, 1))
     assert "this worker has aborted it" in waited
