@@ -197,8 +197,10 @@ absl::Status Job::FindFailureLocked(TimePoint now, TimePoint awake_since,
     losses->push_back(*std::move(loss));
   }
   THALWEG_ASSIGN_OR_RETURN(std::vector<Completed> ripe, rounds_.TakeRipe(now));
-  THALWEG_RETURN_IF_ERROR(memory_.ReserveStates());
-  if (!ripe.empty()) losses->emplace_back().completed = std::move(ripe);
+  if (!ripe.empty()) {
+    THALWEG_RETURN_IF_ERROR(memory_.ReserveStates());
+    losses->emplace_back().completed = std::move(ripe);
+  }
   auto expired = rounds_.Expired(now);
   // What came while this process was stopped is still to be read.
   std::erase_if(expired, [&](const RoundEngine::OpenRound& round) {

@@ -41,11 +41,14 @@ absl::Status JobMemory::Reserve() {
   const uint64_t windows = held + held / num_nodes_ * most_streams_;
   const uint64_t layouts = rounds.layouts().bytes();
   const uint64_t resumption = rounds.resumption_bytes(plan.MostBytesOfResult());
-  states_ = rounds.state_bytes();
-  const uint64_t states = states_ * (has_copies_ ? 2 : 1);
+  const uint64_t state_bytes = rounds.state_bytes();
+  const uint64_t states = state_bytes * (has_copies_ ? 2 : 1);
   const absl::Status reserved = reservation_->Resize(own_bytes_ + windows + layouts + states +
                                                      resumption + letters.max_bytes());
-  if (reserved.ok()) return reserved;
+  if (reserved.ok()) {
+    states_ = state_bytes;
+    return reserved;
+  }
   return absl::Status(
       reserved.code(),
       absl::StrCat("aggregator shard ", shard_, ": the job ", reserved.message(), " (", windows,
@@ -84,6 +87,7 @@ void JobMemory::Show() {
 
 void JobMemory::End() {
   reservation_->Release();
+  states_ = parts_.rounds.state_bytes();  // no longer reserved, nor needed
   Show({.state_bytes = parts_.rounds.states().bytes()});
 }
 

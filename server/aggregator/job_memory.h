@@ -38,14 +38,14 @@ class JobMemory {
 
   // Reserves what the job will need as far as it is known: what it takes by itself, windows with
   // their results, layouts, residuals. Call it when more of them are allowed, before they are used;
-  // when this or one of the next fails, the job must fail. Errors as
+  // when this or one of the next two fails, the job must fail. Errors as
   // MemoryBudget::Reservation::Resize.
   absl::Status Reserve();
   // Does so if chunks have got states.
   absl::Status ReserveStates();
-  // Does so for nodes with so many streams, on which results are kept, and for copies of weights,
-  // which snapshots need; without them if that fails.
+  // Does so for nodes with so many streams, on which results are kept.
   absl::Status ReserveStreams(uint32_t streams);
+  // Does so for copies of weights, which snapshots need. When it fails, the job goes on without.
   absl::Status ReserveCopies();
   bool has_copies() const { return has_copies_; }
   uint64_t reserved_bytes() const { return reservation_->bytes(); }

@@ -44,6 +44,28 @@ TEST(JobMemoryTest, WindowsAreReservedWhenTheLastNodeJoinsAndReturnedWhenTheJobE
   EXPECT_EQ(Reserved(left), 0);
 }
 
+TEST(JobMemoryTest, StatesThatWentWithTheirJobReserveNothingAgain) {
+  JoinRequest first;
+  first.num_nodes = first.num_shards = 1;
+  first.chunk_bytes = kMinChunkBytes;
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  MemoryBudget budget(TestJob::kPlenty, metrics.memory_reserved_bytes);
+  const Members members(first);
+  JobRounds rounds(first, members, /*keeps_snapshots=*/false);
+  const JobPlan plan(first, 64);
+  const Letters letters(1);
+  JobMemory memory(first, {plan, rounds, letters}, budget, metrics);
+  ASSERT_TRUE(rounds.Register(0, Announce(kBucket, 8, WireFormat::kInt8)).ok());
+  rounds.StateOf(kBucket, 0, 8);
+  ASSERT_TRUE(memory.ReserveStates().ok());
+  EXPECT_GT(memory.reserved_bytes(), 0u);
+  rounds.Release();
+  memory.End();
+  ASSERT_TRUE(memory.ReserveStates().ok());
+  EXPECT_EQ(memory.reserved_bytes(), 0u);
+}
+
 TEST(JobMemoryTest, EachPartInUseHasAWindow) {
   TestJob job({1, 1});
   job.Register(kBucket, 8, WireFormat::kFloat32);

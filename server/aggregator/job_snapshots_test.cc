@@ -169,8 +169,13 @@ class SlowFile {
 
   // Waits until somebody reads, does something, and gives what there is to be read.
   void LetRead(const std::function<void()>& before = [] {}) {
-    const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    int fd = -1;
+    const TimePoint deadline = Now() + kTestPatience;
+    while (fd < 0 && Now() < deadline) {  // ENXIO: nobody reads yet
+      fd = open(path_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    }
     ASSERT_GE(fd, 0);
+    ASSERT_EQ(fcntl(fd, F_SETFL, 0), 0);
     MakePipe();  // for the next reader
     before();
     ASSERT_EQ(write(fd, bytes_.data(), bytes_.size()), static_cast<ssize_t>(bytes_.size()));

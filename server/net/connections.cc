@@ -31,6 +31,10 @@ std::string PeerOf(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return TextOf(address);
+}
+
+std::string TextOf(const sockaddr_storage& address) {
   char host[INET6_ADDRSTRLEN] = "";
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);

@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,8 +13,12 @@ namespace thalweg {
 // Returns the port of the socket's own end, or 0 when the descriptor is no socket of TCP.
 int LocalPort(int fd);
 
-// Returns the other end of a connection, as gRPC writes it without its kind: 10.0.0.1:70 or
-// %5B::1%5D:70; empty when the descriptor is no connection of TCP.
+// Returns an address of TCP, as gRPC writes it without its kind: 10.0.0.1:70 or %5B::1%5D:70; empty
+// for any other.
+std::string TextOf(const sockaddr_storage& address);
+
+// Returns the other end of a connection in this form; empty when the descriptor is no connection of
+// TCP.
 std::string PeerOf(int fd);
 
 // Returns a number that tells a socket from all others of this boot, also those that get its

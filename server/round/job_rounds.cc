@@ -13,7 +13,6 @@ JobRounds::JobRounds(const JoinRequest& first, const Members& members, bool keep
     : spec_(first),
       members_(members),
       keeps_snapshots_(keeps_snapshots),
-      flow_{.chunk_bytes = first.chunk_bytes},
       layouts_(first.chunk_bytes, first.num_shards, first.num_nodes),
       engine_(MakeEngine({})),
       quorum_(first.num_nodes) {}

@@ -131,7 +131,7 @@ class JobRounds {
   const JoinRequest& spec_;
   const Members& members_;
   const bool keeps_snapshots_;
-  FlowPlan flow_;
+  FlowPlan flow_;  // empty until Begin
   LayoutRegistry layouts_;
   Resumption resumption_;
   RoundEngine engine_;

@@ -54,11 +54,16 @@ absl::StatusOr<std::vector<fs::path>> PathsIn(const fs::path& folder) {
   return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", folder.string()));
 }
 
+// Says in the log why a folder is left alone, unless it has gone.
+void WarnOf(const absl::Status& unreadable) {
+  if (!absl::IsNotFound(unreadable)) spdlog::warn("{}; left alone for now", Text(unreadable));
+}
+
 // Does the same, or returns none and says why in the log.
 std::vector<fs::path> ReadablePathsIn(const fs::path& folder) {
   absl::StatusOr<std::vector<fs::path>> paths = PathsIn(folder);
   if (paths.ok()) return *std::move(paths);
-  spdlog::warn("{}; left alone for now", Text(paths.status()));
+  WarnOf(paths.status());
   return {};
 }
 
@@ -88,7 +93,7 @@ std::vector<fs::path> JobFolders(const std::string& path, bool (&fit)(const std:
     }
     const auto files = PathsIn(folder);
     if (!files.ok()) {
-      spdlog::warn("{}; left alone for now", Text(files.status()));
+      WarnOf(files.status());
     } else if (absl::c_all_of(*files, [](const auto& f) { return IdOf(f) || IsUnfinished(f); })) {
       found.push_back(folder);
     }

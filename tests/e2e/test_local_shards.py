@@ -136,11 +136,10 @@ def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_
 @pytest.mark.parametrize("variable", ["THALWEG_LOCAL_SHARDS", "THALWEG_MIN_NODES"])
 def test_nodes_that_have_no_shard_to_meet_at_are_told_so_and_do_not_wait(variable, tmp_path):
     path = tmp_path / "train.py"
-    value = "0" if variable == "THALWEG_LOCAL_SHARDS" else "1"
-    # The launcher does not know of it, and refuses nothing.
-    path.write_text(f"import os\nos.environ['{variable}'] = '{value}'\n{SUMMARY}")
+    path.write_text(SUMMARY)
     # The test's limit is shorter than the timeout.
     variables = {"THALWEG_TIMEOUT": "600", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    variables[variable] = "0" if variable == "THALWEG_LOCAL_SHARDS" else "1"
     with servers() as nothing:
         env = environment(nothing.folder) | variables
         done = subprocess.run(

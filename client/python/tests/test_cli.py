@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 
 import pytest
@@ -278,21 +279,18 @@ def test_module_of_this_program_itself_is_not_there():
         _run.check_is_there(["-m", "__main__"])
 
 
-@pytest.mark.parametrize(
-    ("options", "variable", "named"),
-    [
-        (["--local-shards", "0"], "1", "--local-shards"),
-        ([], "0", "THALWEG_LOCAL_SHARDS"),
-    ],
-)
-def test_nodes_without_anything_that_sums_are_refused(
-    options, variable, named, monkeypatch, capsys
-):
-    monkeypatch.setenv("THALWEG_LOCAL_SHARDS", variable)
-    assert main(["run", "--nodes", "2", *options, __file__]) == 2
+def test_nodes_without_anything_that_sums_are_refused(capsys):
+    assert main(["run", "--nodes", "2", "--local-shards", "0", __file__]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"thalweg: {named} is 0, and without --shards there is no aggregator")
-    assert f"Set {named} to auto, or give thalweg run --shards 1" in shown
+    assert shown.startswith("thalweg: --local-shards is 0, and without --shards there is no")
+    assert "Leave --local-shards out, or give --shards 1" in shown
+
+
+def test_module_that_has_been_loaded_by_hand_is_left_to_python(monkeypatch):
+    module = types.ModuleType("loaded_by_hand")
+    assert module.__spec__ is None
+    monkeypatch.setitem(sys.modules, "loaded_by_hand", module)
+    _run.check_is_there(["-m", "loaded_by_hand.inner"])
 
 
 def test_loopback_that_cannot_be_used_is_named_before_anything_is_started(monkeypatch, capsys):

@@ -58,5 +58,6 @@ def test_length_that_is_no_number_is_refused(address):
 )
 def test_further_worker_whose_first_one_has_no_plan_in_time_is_told(address, last, monkeypatch):
     monkeypatch.setattr(_gathering, "_GONE_SECONDS", 0.1)
+    monkeypatch.setattr(_mailbox, "_ANSWER_SECONDS", SECONDS)
     with pytest.raises(TimeoutError, match=r"first worker has had no membership within 0\.3 s"):
         FurtherWorker(address).gather(STANDING, last, 0.3)

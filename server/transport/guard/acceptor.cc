@@ -192,18 +192,18 @@ bool Acceptor::AcceptAll(int listener) {
       continue;
     }
     refused_.Add(1);
-    if (log_.Admits(Now())) LogRefused(connection.fd(), host);
+    if (log_.Admits(Now())) LogRefused(TextOf(peer), host);
   }
   return true;
 }
 
-void Acceptor::LogRefused(int fd, const std::string& host) const {
+void Acceptor::LogRefused(const std::string& peer, const std::string& host) const {
   const uint64_t own = places_.taken_by(host);
   spdlog::warn(
       "refused a connection from {}: of {} that may be open, its host or network has {} and others "
       "have {}, and one may have as many as it leaves free; if these are nodes, raise "
       "--memory-limit or the limit of open files",
-      PeerOf(fd), places_.count(), own, places_.taken() - own);
+      peer, places_.count(), own, places_.taken() - own);
 }
 
 }  // namespace thalweg

@@ -80,7 +80,7 @@ class Acceptor {
   bool AcceptAll(int listener);
   // Returns whether there may be this connection too; looks which others have ended, if need be.
   bool HasRoom(int fd, const std::string& host);
-  void LogRefused(int fd, const std::string& host) const;
+  void LogRefused(const std::string& peer, const std::string& host) const;
 
   const std::vector<Socket> listeners_;
   const Socket stop_;  // an eventfd

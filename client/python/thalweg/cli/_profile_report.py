@@ -38,7 +38,7 @@ def table(measured: Measured, by_worker: Sequence[Mapping[str, float]], steps: i
 
 def check_folder(folder: Path) -> None:
     """Raises ConfigError if show() could not write to the folder, or make it."""
-    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise ConfigError(f"--out {folder} cannot be made: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):

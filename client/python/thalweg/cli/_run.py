@@ -92,7 +92,9 @@ def check_is_there(command: list[str]) -> None:
     sys.path.insert(0, "")  # where `python -m` looks first
     try:
         # __main__ is this program
-        found = package not in ("", "__main__") and importlib.util.find_spec(package)
+        found = package not in ("", "__main__") and importlib.util.find_spec(package) is not None
+    except ValueError:  # this program has loaded it in a way of its own
+        found = True
     finally:
         sys.path.remove("")
     if not found:
@@ -110,11 +112,11 @@ def _check_script(name: str) -> None:
 
 
 def _check_shards(plan: Plan) -> None:
-    name = "--local-shards" if plan.local_shards else "THALWEG_LOCAL_SHARDS"
-    if plan.nodes > 1 and plan.shards == 0 and not plan.sidecars_listen:
+    if plan.local_shards and plan.nodes > 1 and plan.shards == 0 and not plan.sidecars_listen:
         raise ConfigError(
-            f"{name} is 0, and without --shards there is no aggregator: {plan.nodes} nodes have "
-            f"nothing that sums for them. Set {name} to auto, or give thalweg run --shards 1"
+            "--local-shards is 0, and without --shards there is no aggregator: "
+            f"{plan.nodes} nodes have nothing that sums for them. Leave --local-shards out, or "
+            "give --shards 1"
         )
 
 
