@@ -52,13 +52,15 @@ def doctor(aggregators: Sequence[str], sidecar: str, network: Network) -> int:
         for finding in _doctor_machine.findings(network):
             print(finding)
     meanings = {} if _binaries.SIDECAR in failed else _doctor_variables.meanings()
+    wrong = 0
     for finding in _doctor_variables.findings(os.environ, meanings):
         print(finding)
+        wrong += finding.level == "FAIL"
     if not aggregators:
         print("note  no aggregators are configured: the sidecars of a job's nodes host its shards;")
         print("      on one machine no network is saved: expect no speed-up")
-    print(f"{len(checks) - len(failed)} of {len(checks)} checks passed")
-    return 1 if failed else 0
+    print(f"{len(checks) - len(failed)} of {len(checks) + wrong} checks passed")
+    return 1 if failed or wrong else 0
 
 
 def _report(name: str, check: Callable[[], str]) -> bool:
