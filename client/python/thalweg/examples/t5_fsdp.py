@@ -6,7 +6,7 @@
 The first command makes the data set. The second trains a small random model on it; --model takes a
 folder of weights. Loss and ROUGE on the test part are printed after each epoch, with samples.
 --compare measures precisions and strategies instead, --losses trains with each codec and compares.
-Needs `pip install thalweg[examples]`.
+Needs `pip install thalweg[examples]` in an environment that has the wheel (docs/install.md).
 """
 
 from __future__ import annotations
