@@ -139,6 +139,8 @@ def trained_to_an_end() -> None:
         _loss(model, step, dist.get_rank()).backward()
         optimizer.step()
     if os.environ["END"] == "interrupted":
+        # What a shell has started in the background ignores it, and so do its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
     if os.environ["END"] == "closed by its fault":
         with contextlib.closing(optimizer):
