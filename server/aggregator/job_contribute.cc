@@ -36,7 +36,8 @@ absl::StatusOr<JobRounds::Held> Job::HoldLocked(uint32_t node, Contribution cont
   }
   THALWEG_ASSIGN_OR_RETURN(JobRounds::Held held,
                            rounds_.Hold(node, std::move(contribution), now, backlog));
-  if (!held.counted) return held;  // nor does one count whose consequences fail the job
+  // A contribution whose consequences have failed the job is not counted either.
+  if (!held.counted) return held;
   if (held.counted->late) delivery_.CountStaleness(node, held.counted->late->updates);
   tally_.Count(node, held);
   THALWEG_RETURN_IF_ERROR(memory_.ReserveStates());

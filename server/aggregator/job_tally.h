@@ -19,7 +19,7 @@ class JobTally {
   // `metrics` must outlive it.
   JobTally(uint32_t num_nodes, ShardMetrics& metrics);
 
-  // Counts a contribution that counts, and what follows from it.
+  // Counts a contribution that is `counted`, and what follows from it.
   void Count(uint32_t node, const JobRounds::Held& held);
   // The job fails for this reason while so many rounds are open.
   void CountFailure(absl::StatusCode code, uint64_t open_rounds);

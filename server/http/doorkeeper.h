@@ -28,7 +28,7 @@ class Doorkeeper {
     int port = 0;                                 // of the server
     size_t most = 16;                             // connections at a time
     Duration patience = std::chrono::seconds(5);  // for a request and its answer
-    // Those of one connection that the server may have read when it is looked at: its headers.
+    // A connection is ended once the server has read more bytes from it: headers have fewer.
     uint64_t most_bytes = 64 << 10;
     // No connection is ended for being one too many before it had so long to ask.
     Duration welcome = std::chrono::milliseconds(200);

@@ -313,7 +313,8 @@ def test_interrupted_command_ends_by_the_signals_number_and_judges_nothing(
     start = _run._start_workers
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run, "_start_workers", start_and_interrupt)
-    assert main([verb, __file__]) == 128 + signum
+    (tmp_path / "endless.py").write_text("import signal\nsignal.pause()\n")
+    assert main([verb, "endless.py"]) == 128 + signum
     shown = capsys.readouterr()
     assert shown.out == ""
     assert f"[thalweg] {signum.name}: ending all processes" in shown.err
